@@ -10,7 +10,7 @@ from gpp import GraphPipe, OneFOneB, Single, Strategy
 from gpp.analysis.gains import ONE_DEVICE, Gain, Gains, Rival, gain_of_rounds, predicted_gains, rivals
 from gpp.analysis.one_stage import one_stage
 from gpp.report.run.gain_words import gain_lines, one_stage_lines, pipeline_command
-from tests.support.graphs import problem, two_towers
+from tests.support.graphs import problem, two_towers, within
 
 ALONE = Strategy(name="single", planner=Single(), schedule=OneFOneB())
 RIVAL = Rival(name=ONE_DEVICE, strategy=ALONE, plan=None, predicted_s=1.0)
@@ -67,9 +67,7 @@ def test_one_device_has_a_plan_where_smaller_micro_batches_fit() -> None:
     least, most = (plan.device_memory(free, {0: plan.stages[0].in_flight})[0] for plan in (quarter, whole))
     assert least < most
     for memory, size in ((most, 4), (most - 1, 2), (least, 1), (least - 1, None)):
-        devices = tuple(replace(device, memory_bytes=memory) for device in free.cluster.devices)
-        posed = replace(free, cluster=replace(free.cluster, devices=devices))
-        (found,) = rivals(replace(ALONE, planner=GraphPipe()), posed, quarter, (), uncut=True)
+        (found,) = rivals(replace(ALONE, planner=GraphPipe()), within(free, memory), quarter, (), uncut=True)
         assert (found.plan.stages[0].microbatch_size if found.plan else None) == size
         assert size or "no plan fits" in (found.reason or "")
 

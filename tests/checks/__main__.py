@@ -62,10 +62,12 @@ FULL = {
     "planners": """
         python -m tests.checks.planners --jobs 2 --what validate --count 2000
         python -m tests.checks.planners --jobs 2 --what oracle --count 300
-        python -m tests.checks.planners --jobs 2 --what shared --count 100
+        python -m tests.quality oracle --count 100
         python -m tests.checks.planners --jobs 2 --what dags --count 500
         python -m tests.checks.planners --jobs 2 --what chains --count 60
         python -m tests.checks.planners --jobs 2 --what models --count 105
+        python -m tests.checks.planners --jobs 2 --what placements --count 120
+        python -m tests.checks.planners --jobs 2 --what unequal --count 400
         python -m tests.checks.planners --jobs 2 --what determinism --count 20""",
     "planning_speed": "python -m tests.checks.planning_speed",
     "replanning": "python -m tests.checks.replanning --equal 200 --real --kills 20",
@@ -81,9 +83,6 @@ FULL = {
     "torch_runtime": "python -m tests.checks.torch_runtime",
     "trackers": "python -m tests.checks.trackers $DIR --make",
     "tutorial": "python -m tests.checks.tutorial",
-    "unequal": """
-        python -m tests.checks.unequal --what placements --count 60
-        python -m tests.checks.unequal --what chains --count 200""",
     "zoo": "python -m tests.checks.zoo",
 }
 """The full run of each check, in bash; `$DIR` is an empty folder that goes when the check has ended."""

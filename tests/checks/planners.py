@@ -2,10 +2,11 @@
 
     python -m tests.checks.planners --what validate --count 2000
     python -m tests.checks.planners --what oracle --count 300
-    python -m tests.checks.planners --what shared --count 100
     python -m tests.checks.planners --what dags --count 500
     python -m tests.checks.planners --what chains --count 60
     python -m tests.checks.planners --what models --count 105
+    python -m tests.checks.planners --what placements --count 120
+    python -m tests.checks.planners --what unequal --count 400
     python -m tests.checks.planners --what determinism --count 20
 
 Prints a summary and ends with 1 if anything was violated. The same numbers give the same problems everywhere.
@@ -28,23 +29,23 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from gpp import DataParallel, Keep, Link, OneFOneB, Plan, Single, Strategy
+from gpp import DataParallel, Even, GraphPipe, Keep, Link, Plan, Sequential, Single, Strategy
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.cost.stage import pass_times
 from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.random_graphs import random_dag, random_series_parallel
-from gpp.planners.base import AbstractPlanner
 from gpp.planners.bounds.lower_bound import lower_bound
 from gpp.serialization import to_json
 from tests.checks.planning_speed import experiment
+from tests.oracle.all_placements import optimum_s
 from tests.oracle.exhaustive import Exhaustive
-from tests.oracle.exhaustive_shared import optimum
 from tests.support.conf import CONF, option, options
-from tests.support.problems import Rate, cluster, random_problem, uneven
+from tests.support.mixed import linked, mixed_problem
+from tests.support.problems import Rate, cluster, random_problem, run, uneven
 
-SAME = 1 + 1e-9
+SAME, NEAR = 1 + 1e-9, 1 + 1e-6
 
 
 @dataclass(slots=True)
@@ -168,85 +169,19 @@ def _remedy_fails(strategy: Strategy, problem: Problem, error: Infeasible) -> st
 def oracle(seed: int) -> Outcome:
     """graphpipe against the optimum over all convex partitions, up to 8 operators and 6 devices."""
     problem, out = random_problem(seed, max_ops=8, max_devices=6), Outcome()
-    ours = _graphpipe("never")
-    best = _run(Exhaustive(), problem)
-    try:
-        plan = ours.plan(problem)
-    except Infeasible:
+    ours, every = run(GraphPipe(colocate="never"), problem), run(Exhaustive(), problem)
+    if ours is None or every is None:
         out.counts["infeasible"] += 1
-        if best is not None:
-            out.violations.append(f"problem {seed}: graphpipe finds nothing, the oracle does")
+        if ours is not every:
+            out.violations.append(f"problem {seed}: graphpipe finds {ours}, the oracle {every}")
         return out
-    took = seconds(ours, plan, problem)
-    if best is None:
-        out.violations.append(f"problem {seed}: the oracle finds nothing, graphpipe does")
-        return out
+    took, best = ours[1], every[1]
     out.figures["graphpipe / optimum"] = took / best
     out.figures["optimum / bound"] = best / _bound(problem)
     out.counts["equal" if took <= best * (1 + 1e-6) else "worse"] += 1
     if took > best * 1.05:
         out.violations.append(f"problem {seed}: graphpipe takes {took / best:.3f} times the optimum")
     return out
-
-
-def _graphpipe(colocate: str) -> Strategy:
-    ours = strategies()["graphpipe"]
-    return replace(ours, planner=replace(ours.planner, colocate=colocate))
-
-
-MOST_STAGES = {2: 5, 3: 4}
-"""Stages of the brute force's plans, by devices."""
-
-
-def shared(seed: int) -> Outcome:
-    """graphpipe against the best of all plans whose devices may hold several stages, up to 7 operators and 3 devices."""
-    rng, out = random.Random(f"shared {seed}"), Outcome()
-    num_ops, devices = rng.randint(3, 7), rng.choice([2, 2, 3])
-    make = random_series_parallel if rng.random() < 0.7 else random_dag
-    link = Link(latency_s=1e-5, bandwidth_bytes_per_s=rng.choice([1e9, 4e10]))
-    problem = Problem(
-        graph=make(num_ops, seed, skew=rng.choice([0.0, 0.5, 1.0])),
-        cost=Rate(),
-        minibatch_size=rng.choice([4, 8, 12]),
-        optimizer_state_factor=rng.choice([0.0, 2.0]),
-        cluster=cluster(devices, rng.choice([1e12, 2.5e7, 1.5e7]), link),
-    )
-    ours, apart = _graphpipe("auto"), _graphpipe("never")
-    best = optimum(problem, apart, MOST_STAGES[devices])
-    try:
-        start = time.process_time()
-        plans = [apart.plan(problem)]
-        middle = time.process_time()
-        plans.append(ours.plan(problem))
-        out.figures["seconds of search, auto / never"] = (time.process_time() - middle) / (middle - start)
-    except Infeasible:
-        out.counts["infeasible"] += 1
-        if best is not None and not best.plan.shares_devices:
-            out.violations.append(f"problem {seed}: graphpipe finds nothing, the brute force does")
-        return out
-    never, auto = (seconds(apart, plan, problem) for plan in plans)
-    if auto > never * SAME:
-        out.violations.append(f"problem {seed}: {auto:.6g} s with shared devices, {never:.6g} s without")
-    bound = lower_bound(problem)
-    for plan, took in [(plans[1], auto), *([(best.plan, best.seconds)] if best else [])]:
-        least = bound.of(plan)
-        assert least is not None
-        out.figures["plan / bound"] = took / least.iteration_s
-        if took < least.iteration_s * (1 - 1e-9):
-            out.violations.append(f"problem {seed}: a plan takes {took:.6g} s, and no plan less than {least.iteration_s:.6g} s")
-    if best is not None:
-        out.figures["auto / optimum"], out.figures["never / optimum"] = auto / best.seconds, never / best.seconds
-        # More stages than the brute force lists may be faster still.
-        out.counts["as good as the optimum" if auto <= best.seconds * (1 + 1e-6) else "worse than the optimum"] += 1
-    return out
-
-
-def _run(planner: AbstractPlanner, problem: Problem) -> float | None:
-    strategy = Strategy(name="check", planner=planner, schedule=OneFOneB())
-    try:
-        return seconds(strategy, strategy.plan(problem), problem)
-    except Infeasible:
-        return None
 
 
 def dags(seed: int) -> Outcome:
@@ -347,6 +282,41 @@ def _beside_chains(name: str, problem: Problem, memory: str) -> Outcome:
     return out
 
 
+def placements(number: int) -> Outcome:
+    """graphpipe against all partitions on all devices, of clusters of 2 to 4 unequal devices and up to 5 operators."""
+    problem = _unequal(number, ops=(3, 5), devices=(2, 4))
+    return _behind(number, problem, optimum_s(problem), exact=True)
+
+
+def unequal(number: int) -> Outcome:
+    """graphpipe against the chains of sequential and even, on larger clusters of unequal devices."""
+    problem = _unequal(number)
+    took = [found[1] for planner in (Sequential(), Even()) if (found := run(planner, problem)) is not None]
+    return _behind(number, problem, min(took, default=None), exact=False)
+
+
+def _unequal(number: int, **sizes: tuple[int, int]) -> Problem:
+    """Links go by node in problems of even numbers, by device and by pair in those of odd ones."""
+    problem = mixed_problem(number // 2, **sizes)
+    return linked(problem, number // 2) if number % 2 else problem
+
+
+def _behind(number: int, problem: Problem, other: float | None, *, exact: bool) -> Outcome:
+    """graphpipe beside the seconds of another plan, which is the best of all if `exact`; and beside the lower bound."""
+    out, start = Outcome(), time.process_time()
+    found = run(GraphPipe(colocate="never"), problem)
+    out.figures["CPU seconds of search"] = time.process_time() - start
+    if found is None or other is None:
+        out.counts["infeasible"] += 1
+        wrong = (found is None and other is not None) or (exact and found is not None)
+    else:
+        out.figures["graphpipe / other"] = found[1] / other
+        wrong = found[1] > other * NEAR or _bound(problem) > found[1] * NEAR
+    if wrong:
+        out.violations.append(f"problem {number}: graphpipe finds {found}, the other {other}; bound {_bound(problem)}")
+    return out
+
+
 def determinism(seed: int) -> Outcome:
     """The same plan text from two processes with different hash seeds."""
     command = [sys.executable, "-m", "tests.checks.planners", "--what", "plans", "--start", str(seed), "--count", "1"]
@@ -375,10 +345,11 @@ def plan_texts(seed: int) -> str:
 CHECKS: dict[str, Callable[[int], Outcome]] = {
     "validate": validate,
     "oracle": oracle,
-    "shared": shared,
     "dags": dags,
     "chains": chains,
     "models": models,
+    "placements": placements,
+    "unequal": unequal,
     "determinism": determinism,
 }
 

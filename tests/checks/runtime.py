@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -146,32 +146,43 @@ def started(width: int, microbatches: int, trees: dict[str, Path]) -> Iterator[d
             other.settle()
             yield made
         finally:
-            for program in made.values():
-                program.signal(signal.SIGKILL)
-                for process in program.processes:
-                    process.wait()
+            end(made)
+
+
+def end(programs: Mapping[str, Program]) -> None:
+    """Kill all programs and wait for their ends."""
+    for program in programs.values():
+        program.signal(signal.SIGKILL)
+        for process in program.processes:
+            process.wait()
+
+
+def longest_step_s(programs: Mapping[str, Program]) -> float:
+    """Seconds of the longest step so far."""
+    return max(b - a for program in programs.values() for ends in program.ends() for a, b in pairwise(ends))
+
+
+def by_turns(programs: Mapping[str, Program], slice_s: float, rounds: int) -> Iterator[dict[str, list[float]]]:
+    """Let programs run for a slice of time each, forwards and backwards in turn; what `look` finds in the slices of each round."""
+    for number in range(rounds):
+        slices = {}
+        for name in list(programs)[:: -1 if number % 2 else 1]:
+            start = time.perf_counter()
+            programs[name].signal(signal.SIGCONT)
+            time.sleep(slice_s)
+            programs[name].signal(signal.SIGSTOP)
+            slices[name] = start, time.perf_counter()
+        yield {name: programs[name].look(*own) for name, own in slices.items()}
 
 
 def measure(width: int, microbatches: int, trees: dict[str, Path], rounds: int) -> list[dict[str, float]]:
     """Seconds of a step by program, round by round."""
-    found: list[dict[str, float]] = []
     with started(width, microbatches, trees) as programs:
-        longest = max(b - a for program in programs.values() for ends in program.ends() for a, b in pairwise(ends))
+        longest_s = longest_step_s(programs)
         # Short slices are near each other in time; but one that begins and ends within steps must hold whole ones.
-        slice_s = max(0.6, min(8 * longest, 2.0), 3.5 * longest)
-        for number in range(rounds):
-            names = list(programs) if number % 2 == 0 else list(programs)[::-1]
-            slices = {}
-            for name in names:
-                start = time.perf_counter()
-                programs[name].signal(signal.SIGCONT)
-                time.sleep(slice_s)
-                programs[name].signal(signal.SIGSTOP)
-                slices[name] = start, time.perf_counter()
-            seen = {name: programs[name].look(*slices[name]) for name in names}
-            if all(seen.values()):
-                found.append({name: max(values) for name, values in seen.items()})
-    return found
+        slice_s = max(0.6, min(8 * longest_s, 2.0), 3.5 * longest_s)
+        rows = [seen for seen in by_turns(programs, slice_s, rounds) if all(seen.values())]
+    return [{name: max(values) for name, values in seen.items()} for seen in rows]
 
 
 def told(width: int, microbatches: int, trees: dict[str, Path], found: list[dict[str, float]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`python -m tests.checks`: the list of all checks, and what it says of those that ran."""
+"""`python -m tests.checks`: the list of all checks, what it says of those that ran, and a small sample of those of planners."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from sweeps.headlines import HEADLINES
 from tests.checks.__main__ import FULL, purpose, run
+from tests.checks.planners import check
 from tests.checks.runtime import Program
 from tests.checks.torch_runtime import losses_of
 
@@ -39,3 +40,16 @@ def test_all_run_and_one_that_fails_is_the_exit_code(capfd: pytest.CaptureFixtur
     assert [row.split()[-1] for row in rows[:2]] == ["failed", "ok"] and rows[2] == "2 checks, 1 failed"
     assert not [*(tmp_path / "copy").iterdir()]
     assert run({"serving": "true"}) == 0
+
+
+@pytest.mark.parametrize(
+    ("what", "count"),
+    [
+        pytest.param("validate", 1, marks=pytest.mark.long),
+        ("oracle", 5),
+        ("dags", 1),
+    ],
+)
+def test_sample(what, count):
+    violations, summary = check(what, count)
+    assert not violations, "\n".join([*violations, summary])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.same import cases, compare
-from tests.same.cases import Meant, Renamed
+from tests.same.cases import Meant
 from tests.same.record import Server, taken
 
 SIMULATED = "engine=simulate cost=analytical logger=none"
@@ -26,7 +26,7 @@ def record(folder: Path, seed: str) -> Recorded:
     """The sample, recorded by a process with a hash seed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONHASHSEED", seed)
-        server = Server(cases.TESTS.parent, timing=True)
+        server = Server(cases.TESTS.parent, torch=False)
     try:
         return folder, {case: taken(server, case, folder / "programs") for case in SAMPLE}
     finally:
@@ -89,18 +89,6 @@ def test_rounding_of_a_prediction_is_no_difference_but_of_a_loss_it_is(recorded)
     after[SAMPLE[0]]["loss"] = [0.5, 0.25 + 2**-54]
     lines, unmeant = compare.report(before, after)
     assert unmeant == 1 and "loss" in lines[1] and "5.6e-17" in lines[-1]
-
-
-def test_renamed_words_follow_the_checkout(tmp_path) -> None:
-    old, new = tmp_path / "old", tmp_path / "new"
-    for tree in (old, new):
-        (tree / "conf").mkdir(parents=True)
-    (old / "conf" / "a.yaml").write_text("share: false")
-    (new / "conf" / "a.yaml").write_text("colocate: false")
-    renamed = Renamed(old="x.share=", new="x.colocate=", gone="conf/a.yaml:share")
-    assert not renamed.applies(old) and renamed.applies(new)
-    assert "strategy=pipedream_flush" in cases.words_for("strategy=pipedream_plain", new)
-    assert "strategy.planner.prune=false" in cases.words_for("strategy=pipedream_plain", new)
 
 
 def test_cases_have_different_names_and_say_all_that_they_depend_on() -> None:

@@ -16,11 +16,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import IO
@@ -34,7 +32,7 @@ from gpp.export.base import ToExport
 from gpp.export.torch import Torch
 from gpp.plan.chain import device_order
 from gpp.runtime.engine import Progress
-from tests.checks.runtime import ENVIRONMENT, MANY_STEPS, WARM_STEPS, Program
+from tests.checks.runtime import ENVIRONMENT, MANY_STEPS, WARM_STEPS, Program, by_turns, end, longest_step_s
 from tests.support.conf import CONF
 from tests.support.options import options
 
@@ -161,23 +159,11 @@ def measured(folder: Path, case: Planned, rounds: int, least: int) -> Measured:
         for name, program in programs(folder, case.world, case.last):
             running[name] = program
             program.settle()
-        longest = max(b - a for program in running.values() for ends in program.ends() for a, b in pairwise(ends))
-        slice_s, seen = max(SLICE_S, (least + 1) * longest), list[dict[str, float]]()
-        for number in range(rounds):
-            found = {}
-            for name in ("ours", "torch") if number % 2 == 0 else ("torch", "ours"):
-                start = time.perf_counter()
-                running[name].signal(signal.SIGCONT)
-                time.sleep(slice_s)
-                running[name].signal(signal.SIGSTOP)
-                found[name] = median(running[name].look(start, time.perf_counter()))
-            seen.append(found)
+        slice_s = max(SLICE_S, (least + 1) * longest_step_s(running))
+        seen = [{name: median(steps) for name, steps in found.items()} for found in by_turns(running, slice_s, rounds)]
         losses = [losses_of(program) for program in running.values()]
     finally:
-        for program in running.values():
-            program.signal(signal.SIGKILL)
-            for process in program.processes:
-                process.wait()
+        end(running)
     return Measured(
         ours_s=median(one["ours"] for one in seen),
         torch_s=median(one["torch"] for one in seen),

@@ -31,6 +31,7 @@ from gpp.mechanisms.marks.stage import Marks
 from gpp.mechanisms.serving.exporter import SgLang, Vllm
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.schedules.base import AbstractSchedule
+from tests.support.graphs import within
 from tests.support.inprocess import captured_named, problem_of
 
 HAND = "Ett|ttt|tt|tL"
@@ -325,9 +326,8 @@ def test_a_plan_that_cuts_a_module_is_refused_by_edge_and_the_nearest_one_is_pri
     with pytest.raises(UnsupportedPlan, match=words) as refused:
         settled(e, Megatron())
     assert str(refused.value).count("nearest=true") == 1
-    small = replace(problem.cluster, devices=tuple(replace(device, memory_bytes=1.0) for device in problem.cluster.devices))
     with pytest.raises(UnsupportedPlan, match=r"edge \d->\d .*\(no plan was found") as refused:
-        settled(replace(e, problem=replace(problem, cluster=small)), Megatron(nearest=True))
+        settled(replace(e, problem=within(problem, 1.0)), Megatron(nearest=True))
     assert "nearest=true" not in str(refused.value)
     other, made, why = settled(e, Megatron(nearest=True))
     assert why is not None and "edge" in why and made.files["layout.txt"].count("t") == 8
@@ -369,8 +369,7 @@ def test_changes_that_are_not_simulated_could_not_be_among_the_best(schedule: Ab
 def _at(memory_bytes: float, minibatch_size: int) -> ToExport:
     """The model on four devices of so much memory, cut by hand."""
     e = laid_out("Ett|tt|tt|ttL")
-    cluster = replace(e.problem.cluster, devices=tuple(replace(d, memory_bytes=memory_bytes) for d in e.problem.cluster.devices))
-    problem = replace(e.problem, cluster=cluster, minibatch_size=minibatch_size, optimizer_state_factor=2.0)
+    problem = replace(within(e.problem, memory_bytes), minibatch_size=minibatch_size, optimizer_state_factor=2.0)
     return e.having(replace(e.plan, minibatch_size=minibatch_size), problem)
 
 

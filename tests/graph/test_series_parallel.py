@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import networkx as nx
 import pytest
 
-from gpp.graph.op_graph import Op, OpGraph, Tensor, bits
+from gpp.graph.op_graph import bits
 from gpp.graph.random_graphs import random_dag, random_series_parallel
 from gpp.graph.series_parallel import (
     Leaf,
@@ -13,17 +15,9 @@ from gpp.graph.series_parallel import (
     series_parallel_order,
     signature,
 )
+from tests.support.graphs import graph
 from tests.support.operations import calls
 from tests.support.series_parallel import decompose
-
-
-def graph(num_ops, edges, seconds=None):
-    consumers = {}
-    for a, b in sorted(edges):
-        consumers.setdefault(a, []).append(b)
-    ops = tuple(Op(name=f"op{i}", forward_flops=(seconds or [1.0] * num_ops)[i]) for i in range(num_ops))
-    tensors = tuple(Tensor(name=f"t{a}", producer=a, consumers=tuple(c), bytes_per_sample=1.0) for a, c in consumers.items())
-    return OpGraph(name="g", ops=ops, tensors=tensors)
 
 
 def relation(tree):
@@ -125,6 +119,6 @@ def test_branches():
 def test_signature_ignores_names_only():
     of = graph(6, [(0, 1), (1, 2), (0, 3), (3, 4), (2, 5), (4, 5)])
     assert signature(of, 0b000110) == signature(of, 0b011000)
-    slower = graph(6, [(0, 1), (1, 2), (0, 3), (3, 4), (2, 5), (4, 5)], [1, 1, 1, 2, 1, 1])
+    slower = replace(of, ops=(*of.ops[:3], replace(of.ops[3], forward_flops=2.0), *of.ops[4:]))
     assert signature(slower, 0b000110) != signature(slower, 0b011000)
     assert signature(of, 0b000110, labels=[0, 1, 2, 9, 2, 0]) != signature(of, 0b011000, labels=[0, 1, 2, 9, 2, 0])

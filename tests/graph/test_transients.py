@@ -7,36 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, bits, mask_of
+from gpp.graph.op_graph import Op, OpGraph, Tensor, bits, mask_of
 from gpp.graph.sums import OpSums
 from gpp.graph.transients import TransientLine, Transients, grouped
-
-
-def random_graph(rng: random.Random, chain: bool) -> OpGraph:
-    """A chain or any graph, with whole numbers of bytes."""
-
-    def amount(most: int) -> float:
-        return float(rng.choice([0, rng.randint(0, most)]))
-
-    n = rng.randint(1, 9)
-    params = tuple(Param(name=f"w{i}", num_bytes=rng.randint(1, 30)) for i in range(rng.choice([0, 0, 2])))
-    read = [tuple(param.name for param in params if rng.random() < 0.4) for _ in range(n)]
-    ops = tuple(
-        Op(name=f"op{i}", saved_bytes=amount(20), transient_bytes=amount(40), fixed_bytes=amount(80), params=read[i])
-        for i in range(n)
-    )
-    tensors = tuple(
-        Tensor(
-            name=f"t{i}",
-            producer=i,
-            consumers=(i + 1,) if chain else tuple(sorted(rng.sample(range(i + 1, n), rng.randint(1, min(2, n - 1 - i))))),
-            bytes_per_sample=amount(15),
-            saved=rng.random() < 0.5,
-            differentiable=rng.random() < 0.8,
-        )
-        for i in range(n - 1)
-    )
-    return OpGraph(name="g", ops=ops, tensors=tensors, params=params)
+from tests.checks.memory import random_graph
 
 
 def walked(graph: OpGraph, own: list[int], samples: int) -> float:
@@ -65,9 +39,8 @@ def walked(graph: OpGraph, own: list[int], samples: int) -> float:
     for op in reversed(own):
         work(op)
         del there[op]
-        waiting = {
-            name for other in own if other < op for name in graph.ops[other].params if name in {*graph.ops[op].params, *waiting}
-        }
+        summed = {name for name in graph.ops[op].params if graph.param_of[name].trainable} | waiting
+        waiting = {name for other in own if other < op for name in graph.ops[other].params if name in summed}
     return most
 
 
@@ -75,7 +48,7 @@ def walked(graph: OpGraph, own: list[int], samples: int) -> float:
 def test_a_line_is_exact_for_one_sample_of_a_chain_and_never_below(seed: int) -> None:
     rng = random.Random(seed)
     chain = seed % 2 == 0
-    graph = random_graph(rng, chain)
+    graph = random_graph(rng, rng.randint(1, 9), chain=chain)
     members = np.array([[rng.random() < 0.6 for _ in graph.ops] for _ in range(8)])
     found = Transients(graph).of(members)
     for row, slope, first, fixed in zip(members, found.slope, found.first, found.fixed, strict=True):
@@ -88,7 +61,7 @@ def test_a_line_is_exact_for_one_sample_of_a_chain_and_never_below(seed: int) ->
 @pytest.mark.parametrize("seed", range(30))
 def test_intervals_of_any_order_and_groups_say_what_sets_say(seed: int) -> None:
     rng = random.Random(seed)
-    graph = random_graph(rng, chain=False)
+    graph = random_graph(rng, rng.randint(1, 9), chain=False)
     n, table, order = graph.num_ops, Transients(graph), []
     while len(order) < n:
         ready = [i for i in range(n) if i not in order and set(bits(graph.predecessors[i])) <= set(order)]

@@ -40,7 +40,12 @@ def activation_hook() -> Made:
     return Made(by(forward))
 
 
-@on("`p.register_hook` on a parameter", "refused", "(register_hook)", "clip by norm: `gpp.ByFactory(factory=..., clip_norm=1.0)`")
+@on(
+    "`p.register_hook` on a parameter",
+    "refused",
+    "the parameter mid.weight (register_hook)",
+    "clip by norm: `gpp.ByFactory(factory=..., clip_norm=1.0)`",
+)
 def parameter_hook() -> Made:
     model = Between(nn.Linear(D, D))
     model.mid.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))  # pyright: ignore[reportCallIssue]
@@ -48,7 +53,10 @@ def parameter_hook() -> Made:
 
 
 @on(
-    "`p.register_post_accumulate_grad_hook`", "refused", "(register_post_accumulate_grad_hook)", "write its effect into the forward"
+    "`p.register_post_accumulate_grad_hook`",
+    "refused",
+    "the parameter mid.weight (register_post_accumulate_grad_hook)",
+    "write its effect into the forward",
 )
 def accumulate_hook() -> Made:
     model = Between(nn.Linear(D, D))
@@ -69,7 +77,7 @@ def forward_hooks() -> Made:
     return Made(model)
 
 
-@on("`register_full_backward_hook`", "refused", "(register_full_backward_hook)", "write its effect into the forward")
+@on("`register_full_backward_hook`", "refused", "the module mid (register_full_backward_hook)", "write its effect into the forward")
 def backward_hook() -> Made:
     model = Between(nn.Linear(D, D))
     model.mid.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 0.5,))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gpp.models.base import TensorSpec
+from tests.zoo.rows import drawn
 
 
 @pytest.fixture
@@ -12,14 +13,6 @@ def draw():
 
     def tensors(specs: dict[str, TensorSpec], batch: int) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(0)
-        drawn = {}
-        for name, spec in specs.items():
-            shape = (batch, *spec.shape)
-            if spec.dtype == "float":
-                drawn[name] = torch.randn(shape, generator=generator, dtype=torch.get_default_dtype())
-            else:
-                drawn[name] = torch.randint(spec.high or 2, shape, generator=generator)
-                drawn[name] = drawn[name].bool() if spec.dtype == "bool" else drawn[name]
-        return drawn
+        return {name: drawn(spec, batch, generator, torch.get_default_dtype()) for name, spec in specs.items()}
 
     return tensors

@@ -54,12 +54,54 @@ def test_branches_are_independent_and_the_graph_series_parallel(name, branches):
     assert decompose(graph) is not None and decompose(coarsen(graph, 64)) is not None
 
 
-def test_gpt_is_a_chain():
-    graph = coarsen(graph_of("gpt_small"), 32)
-    tree = decompose(graph)
+@pytest.mark.parametrize("words", ["gpt_small", "vgg_small", "mlp model.num_blocks=3 model.width=8"])
+def test_chains_have_no_branches(words):
+    tree = decompose(coarsen(graph_of(*words.split()), 32))
     assert isinstance(tree, Series) and not any(isinstance(child, Parallel) for child in tree.children)
+
+
+def test_a_tied_head_is_the_embedding():
     tied = model_named("gpt_small", "model.tied=true").build()
     assert tied.head.weight is tied.embed.tokens.weight
+
+
+def test_blocks_of_a_chain_are_equal():
+    graph = graph_of("mlp", "model.num_blocks=3", "model.width=8")
+    linear = [op for op in graph.ops if len(op.params) == 2]
+    assert len(linear) == 6 and len({op.forward_flops for op in linear}) == 1
+    assert sum(param.num_bytes for param in graph.params) == 6 * (8 * 8 + 8) * 8
+
+
+def test_the_deep_chain_of_digits_has_a_linear_layer_for_each_stage():
+    graph = graph_of("digits_deep", "model.num_layers=4")
+    sizes = {param.name: param.num_bytes // 8 for param in graph.params}
+    found = [sorted(sizes[name] for name in op.params) for op in graph.ops if op.params]
+    assert found == [[48, 64 * 48], [48, 48 * 48], [48, 48 * 48], [10, 480]]
+
+
+@pytest.mark.long
+def test_residual_networks_have_shortcuts():
+    graph = graph_of("resnet_small")
+    assert any(len(t.consumers) == 2 for t in graph.tensors) and decompose(graph) is not None
+
+
+@pytest.mark.long
+def test_every_decoder_layer_reads_the_end_of_the_encoder():
+    graph = graph_of("translator_small", "model.num_layers=2")
+    norm = next(i for i, op in enumerate(graph.ops) if op.name == "encoder_norm")
+    (memory,) = [t for t in graph.tensors if t.producer == norm]
+    assert sorted(graph.ops[i].name.split(".")[1] for i in memory.consumers) == ["0", "1"]
+
+
+@pytest.mark.long
+def test_a_layer_of_lstms_is_one_operator_and_the_decoder_begins_beside_the_encoder():
+    graph = graph_of("gnmt8", "model.hidden=8", "model.vocabulary=11", "model.sequence=5", "model.num_layers=2")
+    layers = {op.name: i for i, op in enumerate(graph.ops) if op.kind == "recurrent"}
+    assert set(layers) == {f"{part}.{i}.lstm" for part in ("encoder", "decoder") for i in range(2)}
+    assert all(graph.ops[i].forward_flops * 2 == graph.ops[i].backward_flops > 0 for i in layers.values())
+    assert not graph.descendants[layers["encoder.1.lstm"]] >> layers["decoder.0.lstm"] & 1
+    assert graph.descendants[layers["encoder.0.lstm"]] >> layers["decoder.1.lstm"] & 1
+    assert decompose(graph) is not None
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""ViT, DeiT and BERT in quarter-blocks: the published sizes, PyTorch's own layer, and the operators that planners see."""
+"""ViT, DeiT and BERT in quarter-blocks: PyTorch's own layer, and the operators that planners see."""
 
 from __future__ import annotations
 
@@ -11,25 +11,7 @@ from gpp.graph.coarsen.whole import whole_modules
 from gpp.graph.op_graph import Op, OpGraph, Tensor
 from gpp.models.networks.quarter_blocks import EPS, QuarterBlock
 from gpp.plan.loss_stage import coarsen_for
-from tests.support.conf import model_named
 from tests.support.inprocess import captured_named
-
-PUBLISHED = {
-    "vit_base": 86_567_656,  # google/vit-base-patch16-224
-    "vit_large": 304_326_632,
-    "deit_base": 87_338_192,  # facebook/deit-base-distilled-patch16-224
-    "deit_small": 22_436_432,
-    "deit_tiny": 5_910_800,
-    "bert_base": 109_482_240 + 2 * 769,  # bert-base-uncased, and a head of two classes
-    "bert_large": 335_141_888 + 2 * 1025,
-    "vit_huge": 630_764_800 + 21_843 * 1281,  # google/vit-huge-patch14-224-in21k without its pooler, and its head
-}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_parameters_are_those_of_the_published_models(name):
-    with torch.device("meta"):
-        assert sum(parameter.numel() for parameter in model_named(name).build().parameters()) == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("before", [True, False])

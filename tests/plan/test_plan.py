@@ -15,7 +15,7 @@ from gpp.plan.plan import Plan
 from gpp.serialization import from_json, to_json
 from gpp.stage import Stage
 from tests.support.bills import peak_bytes
-from tests.support.graphs import chain, diamond, problem
+from tests.support.graphs import chain, diamond, problem, within
 
 PROBLEM = problem(diamond(), 4, 8)
 PLAN = make_plan(PROBLEM, "test", [(1 << op, 1) for op in range(4)], 2)
@@ -76,9 +76,7 @@ def test_stages_that_share_a_device_share_its_memory():
     assert together == {0: apart[0] + apart[1], 2: apart[2], 3: apart[3]}
     room = max(apart.values())
     assert together[0] > room
-    tight = replace(
-        PROBLEM, cluster=replace(PROBLEM.cluster, devices=(replace(PROBLEM.cluster.devices[0], memory_bytes=room),) * 4)
-    )
+    tight = within(PROBLEM, room)
     PLAN.validate(tight)
     with pytest.raises(Infeasible, match="stages 0, 1 together need"):
         shared.validate(tight)

@@ -23,12 +23,15 @@ def plan(problem: Problem):
 
 
 @pytest.mark.parametrize("imposed", [None, 8])
-def test_everything_on_every_device(imposed: int | None) -> None:
+@pytest.mark.parametrize(("planner", "devices"), [(DataParallel(), (0, 1, 2, 3)), (Single(), (0,))])
+def test_everything_on_every_device_or_on_the_first(
+    planner: AbstractPlanner, devices: tuple[int, ...], imposed: int | None
+) -> None:
     problem = replace(PROBLEM, microbatch_size=imposed)
-    found = plan(problem)
+    found = planner.plan(problem, lambda plan: pytest.fail("nothing to choose from"))
     found.validate(problem)
-    assert [stage.devices for stage in found.stages] == [(0, 1, 2, 3)]
-    assert found.stages[0].microbatch_size == (imposed or 32)
+    (stage,) = found.stages
+    assert stage.devices == devices and stage.microbatch_size == stage.in_flight == (imposed or 32)
 
 
 def test_shards_are_equal_or_refused() -> None:

@@ -10,24 +10,14 @@ import pytest
 from gpp import Cluster, GPipe, GraphPipe, Sequential, Strategy
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
-from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import Op, OpGraph, Tensor
 from gpp.graph.random_graphs import random_dag
-from gpp.plan.build import make_plan
 from gpp.planners.graphpipe import graphpipe
 from tests.support.graphs import chain
 from tests.support.long import thinned
 from tests.support.operations import calls
 from tests.support.problems import Rate, cluster, random_problem, run, towers
 from tests.support.series_parallel import decompose
-
-
-def test_in_flight_samples_of_figure_5():
-    """Three stages with micro-batches 1, 2, 4 keep 10, 8, 4 samples; with 4 everywhere 12, 8, 4."""
-    problem = Problem(graph=towers(1, 2), cluster=cluster(3), cost=Constant(), minibatch_size=16)
-    parts = [(0b001, 1), (0b010, 1), (0b100, 1)]
-    assert [s.in_flight for s in make_plan(problem, "x", parts, [1, 2, 4]).stages] == [10, 8, 4]
-    assert [s.in_flight for s in make_plan(problem, "x", parts, 4).stages] == [12, 8, 4]
 
 
 def case_study(memory_samples: int) -> Problem:
@@ -139,11 +129,6 @@ def test_never_slower_than_a_chain_whatever_the_search_finds(seed, monkeypatch):
     if chain is not None:
         found = run(GraphPipe(colocate="never"), problem)
         assert found is not None and found[1] <= chain[1] * (1 + 1e-9)
-
-
-def test_settings_are_checked():
-    with pytest.raises(InvalidConfig, match="patience"):
-        GraphPipe(colocate="never", patience=0)
 
 
 def test_towers_that_exchange_values_stay_whole():

@@ -88,8 +88,6 @@ def _predict(plan, problem):
 
 def test_limits(monkeypatch):
     problem = Problem(graph=chain(3), cluster=cluster(2), cost=Constant(), minibatch_size=2)
-    with pytest.raises(InvalidConfig, match="limit"):
-        Optimal(limit=0)
     with pytest.raises(InvalidConfig, match="max_ops"):
         pytest.importorskip("ortools")
         run(Optimal(max_ops=2), problem)

@@ -214,12 +214,6 @@ def test_graphs_with_branches_become_chains() -> None:
     assert plan.depth == 3 and [len(stage.ops) for stage in plan.stages] == [3, 3, 3]
 
 
-@pytest.mark.parametrize(("field", "value"), [("replication", None), ("max_candidates", 0)])
-def test_settings_are_checked(field: str, value: object) -> None:
-    with pytest.raises(InvalidConfig, match=f"strategy.planner.{field}"):
-        PipeDream2BW(**{field: value})  # pyright: ignore[reportArgumentType]
-
-
 def test_planning_takes_few_calls() -> None:
     """48 blocks on 32 devices, as published: a quarter of a second."""
     problem = of_blocks(48, 32, 512, param_bytes=100)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 
@@ -10,27 +9,12 @@ from gpp.cluster import flat
 from gpp.cost.models.constant import Constant
 from gpp.cost.models.tabulated import Tabulated
 from gpp.cost.problem import Problem
-from gpp.errors import Infeasible, InvalidConfig
-from gpp.mechanisms.marks.stage import marks_of
+from gpp.errors import Infeasible
 from tests.support.bills import peak_bytes
 from tests.support.chain_objectives import ring_s
 from tests.support.long import thinned
 from tests.support.problems import cluster, random_problem, run, towers
 from tests.support.published import profile
-
-PLANNERS = (Piper(), Piper(linearize="always"), Piper(replication=False))
-
-
-@pytest.mark.parametrize("seed", thinned(range(25)))
-def test_plans_are_valid_chains(seed):
-    problem = random_problem(seed, max_ops=12, max_devices=6)
-    for planner in PLANNERS:
-        found = run(planner, problem)
-        if found is not None:
-            plan, seconds = found
-            assert all((s, s + 1) in plan.edges for s in range(len(plan.stages) - 1))
-            assert plan.explanation[0].startswith("own objective") and seconds > 0
-            assert not any(marks_of(stage).recompute for stage in plan.stages)
 
 
 @pytest.mark.parametrize("seed", thinned(range(12)))
@@ -109,17 +93,3 @@ def test_linearises_where_the_released_planner_stops():
         Piper(linearize="never").plan(problem, lambda plan: pytest.fail("nothing to predict"))
     plan, _ = run(Piper(), problem)
     assert "one depth-first order (the graph itself has more than" in plan.explanation[0]
-
-
-def test_infeasible_says_what_would_fit():
-    problem = Problem(graph=towers(2, 3, saved=1000.0), cluster=cluster(3, 900.0), cost=Constant(), minibatch_size=8)
-    with pytest.raises(Infeasible, match="even the plan that needs least memory") as caught:
-        Piper().plan(problem, lambda plan: pytest.fail("nothing to predict"))
-    enough = float(caught.value.remedy.split("memory_bytes=")[1].split(")")[0])
-    assert run(Piper(), replace(problem, cluster=cluster(3, enough * 1.001))) is not None
-
-
-@pytest.mark.parametrize("field", ["linearize", "time_limit_s", "max_states"])
-def test_settings_are_checked(field):
-    with pytest.raises(InvalidConfig, match=f"strategy.planner.{field}"):
-        Piper(**{field: "deep" if field == "linearize" else 0})

@@ -17,6 +17,7 @@ from gpp import (
     Muon,
     NAdam,
     OneFOneB,
+    Optimal,
     PipeDream,
     PipeDream2BW,
     Piper,
@@ -28,8 +29,9 @@ from gpp import (
 )
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
-from gpp.errors import Infeasible
+from gpp.errors import Infeasible, InvalidConfig
 from gpp.graph.op_graph import Input, OpGraph, Tensor, bits
+from gpp.mechanisms.marks.stage import marks_of
 from gpp.plan.build import make_plan
 from gpp.planners.chains.chain_tables import Tables
 from gpp.planners.chains.downsets import Budget, StateFamily, linear_states
@@ -38,7 +40,7 @@ from gpp.planners.common.linear_orders import Intervals, depth_first_order
 from gpp.planners.common.stage_costs import StageCosts
 from gpp.serialization import from_json, to_json
 from tests.oracle.exhaustive import Exhaustive
-from tests.support.graphs import in_halves
+from tests.support.graphs import in_halves, within
 from tests.support.long import thinned
 from tests.support.problems import cluster, one_f_one_b_s, random_problem, run, towers
 
@@ -70,6 +72,22 @@ def test_plans_are_valid(seed):
             assert stage.microbatch_size == b and b % len(stage.devices) == 0 and stage.k == 1
             assert stage.in_flight == min(plan.distance_to_sink[s] * b, problem.minibatch_size)
         assert seconds > 0
+
+
+@pytest.mark.parametrize("seed", thinned(range(25), 3))
+def test_plans_of_authors_are_chains(seed):
+    """Each by its own objective; stages have more than one device only where replicas are allowed, and nothing is recomputed."""
+    problem = random_problem(seed, max_ops=12, max_devices=6)
+    variants = {PipeDream: ({"states": "linear"}, {"hierarchical": False}), Piper: ({"linearize": "always"},)}
+    for planner in (made(**more) for made, own in variants.items() for more in ({}, {"replication": False}, *own)):
+        found = run(planner, problem)
+        if found is not None:
+            plan, seconds = found
+            assert all((s, s + 1) in plan.edges for s in range(len(plan.stages) - 1)) and seconds > 0
+            assert plan.num_devices <= problem.cluster.num_devices and plan.explanation[0].startswith("own objective")
+            assert all(stage.microbatch_size % len(stage.devices) == 0 for stage in plan.stages)
+            assert planner.replication or all(len(stage.devices) == 1 for stage in plan.stages)
+            assert not any(marks_of(stage).recompute for stage in plan.stages)
 
 
 @pytest.mark.parametrize("seed", thinned(range(10)))
@@ -198,7 +216,9 @@ def test_order_of_identical_branches_does_not_matter():
 
 
 @pytest.mark.parametrize(
-    "planner", [Even(), Sequential(), GraphPipe(colocate="never"), PipeDream2BW()], ids=lambda p: type(p).__name__
+    "planner",
+    [Even(), Sequential(), GraphPipe(colocate="never"), PipeDream2BW(), PipeDream(), Piper()],
+    ids=lambda p: type(p).__name__,
 )
 def test_infeasible_says_what_lacks_and_what_would_fit(planner):
     problem = Problem(graph=towers(2, 3, saved=1000.0), cluster=cluster(3, 1500.0), cost=Constant(), minibatch_size=8)
@@ -276,10 +296,8 @@ def test_planners_know_what_an_update_takes(planner, seed, share):
     """Weights decide what fits; without the update's bytes, the plans that planners proposed were refused by their bills."""
     problem = random_problem(seed, max_ops=6, max_devices=3)
     graph = replace(problem.graph, params=tuple(replace(p, num_bytes=p.num_bytes * 8) for p in problem.graph.params))
-    devices = problem.cluster.devices
-    limit = 5 * share * sum(p.num_bytes for p in graph.params) / len(devices)
-    limited = replace(problem.cluster, devices=tuple(replace(device, memory_bytes=limit) for device in devices))
-    problem = replace(problem, graph=graph, cluster=limited, optimizer=NAdam(lr=0.1), optimizer_state_factor=2.0)
+    limit = 5 * share * sum(p.num_bytes for p in graph.params) / problem.cluster.num_devices
+    problem = replace(within(problem, limit), graph=graph, optimizer=NAdam(lr=0.1), optimizer_state_factor=2.0)
     best, found = run(Exhaustive(), problem), run(planner, problem)
     assert best and found and found[1] <= best[1] * 1.05
 
@@ -290,3 +308,19 @@ def test_tensor_without_consumers_is_harmless():
     graph = replace(graph, tensors=(*graph.tensors, out))
     problem = Problem(graph=graph, cluster=cluster(3), cost=Constant(), minibatch_size=4)
     assert all(run(planner, problem) for planner in PLANNERS)
+
+
+@pytest.mark.parametrize(
+    ("planner", "wrong"),
+    [
+        (Sequential, {"patience": 0}),
+        (Optimal, {"limit": 0}),
+        (Piper, {"linearize": "deep", "time_limit_s": 0, "max_states": 0}),
+        (PipeDream, {"states": "deep", "time_limit_s": 0, "activation_compression": 0, "max_states": 0}),
+        (PipeDream2BW, {"replication": None, "max_candidates": 0}),
+    ],
+)
+def test_settings_are_checked(planner, wrong):
+    for field, value in wrong.items():
+        with pytest.raises(InvalidConfig, match=f"strategy.planner.{field}"):
+            planner(**{field: value})

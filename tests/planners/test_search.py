@@ -24,7 +24,7 @@ from gpp.schedules import merge
 from gpp.simulate import period
 from gpp.timeline import Timeline
 from tests.support.conf import option
-from tests.support.graphs import cluster, problem, two_towers
+from tests.support.graphs import cluster, problem, two_towers, within
 from tests.support.long import thinned
 from tests.support.problems import random_problem
 from tests.support.twins import OVERHEADS, candidate, plain, plainly, plans, strategy_of, tight
@@ -92,9 +92,7 @@ def test_a_walk_begins_at_a_plan_that_does_not_fit(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_walk_keeps_what_the_simulator_would(seed: int, memory: float, apart: bool) -> None:
     """Every plan that it hands on is one, fits, and takes as long as it says; the best comes first."""
-    prob = random_problem(seed, max_ops=8, max_devices=3)
-    devices = tuple(replace(device, memory_bytes=memory) for device in prob.cluster.devices)
-    prob = replace(prob, cluster=replace(prob.cluster, devices=devices))
+    prob = within(random_problem(seed, max_ops=8, max_devices=3), memory)
     strategy = strategy_of(OneFOneB())
     assessor = Assessor(StageCosts(strategy.posed(prob)))
     b = min(prob.microbatch_sizes())

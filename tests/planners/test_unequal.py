@@ -37,7 +37,7 @@ FAST, SLOW = {"speed_factor": 1.0}, {"speed_factor": 0.25}
 
 @pytest.mark.parametrize(("seed", "own"), thinned([(seed, own) for seed in range(5) for own in (False, True)], 3))
 def test_small_problems_equal_everything_on_all_devices(seed, own):
-    """`python -m tests.checks.unequal --what placements` asks more of them."""
+    """`python -m tests.checks.planners --what placements` asks more of them."""
     problem = mixed_problem(seed, ops=(3, 5), devices=(2, 4))
     problem = linked(problem, seed) if own else problem
     best, found = optimum_s(problem), run(GraphPipe(colocate="never"), problem)
@@ -49,7 +49,7 @@ def test_small_problems_equal_everything_on_all_devices(seed, own):
 
 @pytest.mark.parametrize("seed", thinned([3, 9]))
 def test_larger_problems_have_valid_plans_and_chains_are_no_better(seed):
-    """`python -m tests.checks.unequal --what chains` asks more of them."""
+    """`python -m tests.checks.planners --what unequal` asks more of them."""
     problem = mixed_problem(seed)
     problem = linked(problem, seed) if seed == 9 else problem
     ours, chains, even = (run(planner, problem) for planner in (GraphPipe(colocate="never"), Sequential(), Even()))

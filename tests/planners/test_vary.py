@@ -1,4 +1,4 @@
-"""Micro-batch sizes and k of kFkB by stage."""
+"""Micro-batch sizes and k of kFkB by stage, or one planner's size for the cut of another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpp import GraphPipe, OneFOneB, Strategy
+from gpp import GraphPipe, OneFOneB, SameMicrobatch, Sequential, Strategy
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.plan.build import make_plan
@@ -16,7 +16,7 @@ from gpp.planners.common.stage_costs import StageCosts
 from gpp.planners.graphpipe.vary import MOST_SIMULATIONS, PerStage
 from tests.oracle.exhaustive import Exhaustive
 from tests.support.long import thinned
-from tests.support.problems import cluster, random_problem, run, towers
+from tests.support.problems import Rate, cluster, random_problem, run, towers
 
 
 def figure_5(memory_samples: float) -> Problem:
@@ -89,3 +89,15 @@ def test_bound_is_below_the_prediction_of_unequal_micro_batches(seed):
         for ks in ([1] * len(parts), [max(sizes) // b for b in sizes]):
             plan = make_plan(problem, "x", parts, sizes, k=ks, ordered=True)
             assert hill.bound_s(plan) <= strategy.predict(plan, problem).metrics.iteration_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("devices", [4, 6])
+def test_the_cut_is_one_planners_and_the_micro_batch_the_others(devices: int) -> None:
+    problem = Problem(graph=towers(2, 4), cluster=cluster(devices), cost=Rate(flop_per_s=3e3), minibatch_size=64)
+    chain, chain_s = run(Sequential(replication=False), problem)
+    _, full_s = run(GraphPipe(colocate="never", replication=False), problem)
+    planner = SameMicrobatch(reference=Sequential(replication=False), planner=GraphPipe(colocate="never", replication=False))
+    plan, seconds = run(planner, problem)
+    assert {stage.microbatch_size for stage in plan.stages} == {chain.stages[0].microbatch_size}
+    assert plan.depth < chain.depth and "Sequential" in plan.explanation[0]
+    assert full_s <= seconds < chain_s

@@ -8,7 +8,7 @@ from dataclasses import replace
 import networkx as nx
 import pytest
 
-from gpp import GPipe, Link, OneFOneB, Plan, uniform
+from gpp import GPipe, OneFOneB, Plan
 from gpp.cost.problem import Problem
 from gpp.errors import MalformedProgram
 from gpp.plan.build import make_plan
@@ -18,21 +18,10 @@ from gpp.simulate.longest_path import LongestPath
 from gpp.simulate.recurrence import can_score, score
 from gpp.simulate.simulator import Costs, simulate
 from tests.oracle.executor import PASSES, RECEIVES, SENDS, runs
-from tests.simulate.test_recurrence import Updates, random_dag
-from tests.support.graphs import DEVICE
+from tests.simulate.test_recurrence import NODES, Updates, random_dag
 from tests.support.host import on_host
 from tests.support.long import thinned
 from tests.support.programs import lower
-
-NODES = uniform(
-    name="c",
-    num_nodes=3,
-    devices_per_node=4,
-    device=DEVICE,
-    intra_node=Link(latency_s=0.1, bandwidth_bytes_per_s=8),
-    inter_node=Link(latency_s=0.7, bandwidth_bytes_per_s=3),
-)
-
 
 Case = tuple[Program, Plan, Problem]
 

@@ -44,7 +44,7 @@ class Driver:
     def ask(self, question: Question, planner: str) -> Row:
         """What a planner makes of a problem."""
         chosen = {**PLANNERS, **ON_DEMAND}[planner]
-        task = {"problem": words_for(question.words, self.tree), "planner": words_for(chosen, self.tree)}
+        task = {"problem": words_for(question.words), "planner": words_for(chosen)}
         assert self.process.stdin is not None and self.process.stdout is not None
         print(json.dumps(task), file=self.process.stdin, flush=True)
         answer = self.process.stdout.readline()

@@ -29,6 +29,7 @@ from gpp.errors import Infeasible
 from gpp.graph.op_graph import bits
 from gpp.graph.random_graphs import random_dag, random_series_parallel
 from gpp.plan.build import make_plan
+from gpp.planners.bounds.lower_bound import lower_bound
 from gpp.stage import Stage
 from tests.oracle.exhaustive import convex_partitions
 from tests.support.conf import option
@@ -93,6 +94,9 @@ def answer(problem: Problem, strategy: Strategy) -> Answer:
                 best_s, best = seconds, plan
     if best_s == float("inf") and why is not None:
         raise why
+    if best is not None:
+        bound = lower_bound(problem).of(best)
+        assert bound is not None and best_s >= bound.iteration_s * (1 - 1e-9), f"{best} takes {best_s} s, below {bound}"
     return Answer(planner_s, best_s, best, num_plans, num_predicted)
 
 

@@ -6,7 +6,6 @@ import json
 import math
 import random
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from tests.quality.problems import ON_DEMAND, PLANNERS, Question, questions
 from tests.quality.random_search import RandomSearch
 from tests.quality.summary import compared, paired, summed
 from tests.support.conf import CONF, option, options
+from tests.support.graphs import within
 from tests.support.long import thinned
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,9 +144,8 @@ def test_the_oracle_tries_every_partition_and_says_when_nothing_fits() -> None:
     whole, alone = problem.graph.all_mask, tuple(1 << op for op in range(problem.graph.num_ops))
     found = {frozenset(masks) for masks in _partitions(problem)}
     assert {frozenset([whole]), frozenset(alone)} <= found
-    devices = tuple(replace(device, memory_bytes=1.0) for device in problem.cluster.devices)
     with pytest.raises(Infeasible):
-        answer(replace(problem, cluster=replace(problem.cluster, devices=devices)), option("strategy", "graphpipe"))
+        answer(within(problem, 1.0), option("strategy", "graphpipe"))
 
 
 def test_what_the_oracle_leaves_out_for_its_memory_does_not_fit() -> None:

@@ -1,71 +1,15 @@
-"""Command lines whose results a refactoring must keep, and what words and marks of them changed on the way.
+"""Command lines whose results a refactoring must keep, and the differences that somebody meant.
 
-A case is its command line in the words of the first record, and these words stay its name. What a later commit calls otherwise
-stands in `RENAMED`. `{profiles}` is the folder of operator profiles among the tests.
+A case is its command line, which is its name too. `{profiles}` is the folder of operator profiles among the tests.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 TESTS = Path(__file__).resolve().parent.parent
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Renamed:
-    """A word of the command line that is another one, or several, since some commit.
-
-    Args:
-        old: the word; if it ends with `=`, all words that start with it, which keep their value.
-        new: the words in its place, in one text.
-        gone: the file, or `FILE:TEXT`, that a checkout lacks which knows the new words only.
-    """
-
-    old: str
-    new: str
-    gone: str
-
-    def applies(self, tree: Path) -> bool:
-        """Whether the checkout knows the new words."""
-        file, _, text = self.gone.partition(":")
-        path = tree / file
-        return not path.exists() or (bool(text) and text not in path.read_text())
-
-
-RENAMED: Final[tuple[Renamed, ...]] = (
-    Renamed(old="engine=lockstep", new="engine=reference", gone="conf/engine/lockstep.yaml"),
-    Renamed(
-        old="strategy=pipedream_plain",
-        new="strategy=pipedream_flush strategy.planner.prune=false",
-        gone="conf/strategy/pipedream_plain.yaml",
-    ),
-    Renamed(old="strategy=piper_plain", new="strategy=piper strategy.planner.prune=false", gone="conf/strategy/piper_plain.yaml"),
-    Renamed(
-        old="strategy=graphpipe_shared",
-        new="strategy=graphpipe strategy.planner.share_devices=true",
-        gone="conf/strategy/graphpipe_shared.yaml",
-    ),
-    Renamed(
-        old="strategy.planner.share_devices=true",
-        new="strategy.planner.colocate=auto",
-        gone="conf/strategy/planner/graphpipe.yaml:share_devices",
-    ),
-    Renamed(
-        old="strategy=graphpipe_parallel",
-        new="strategy=graphpipe strategy/planner=same_microbatch",
-        gone="conf/strategy/graphpipe_parallel.yaml",
-    ),
-)
-"""Applied in this order, each to the result of those before."""
-
-PROGRAM: tuple[tuple[str, str], ...] = ()
-"""(pattern, replacement): how the text of a program is brought to the old marks before it is compared."""
-
-PLAN_KEYS: dict[str, str] = {"degree": "tensor_parallel", "whole": "round_robin"}
-"""New names of fields of a stage in plan.json, with the old ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,26 +24,9 @@ class Meant:
 MEANT: tuple[Meant, ...] = ()
 
 
-def words_for(case: str, tree: Path) -> list[str]:
-    """The command line of a case as the checkout in `tree` understands it."""
-    words = case.replace("{profiles}", str(next(TESTS.rglob("b2x16.piper.json")).parent)).split()
-    for renamed in RENAMED:
-        if renamed.applies(tree):
-            words = [new for word in words for new in _rename(word, renamed)]
-    return words
-
-
-def _rename(word: str, renamed: Renamed) -> list[str]:
-    if renamed.old.endswith("="):
-        return [renamed.new + word.removeprefix(renamed.old)] if word.startswith(renamed.old) else [word]
-    return renamed.new.split() if word == renamed.old else [word]
-
-
-def program_text(text: str) -> str:
-    """A program in the marks of the first record."""
-    for pattern, replacement in PROGRAM:
-        text = re.sub(pattern, replacement, text)
-    return text
+def words_for(case: str) -> list[str]:
+    """The command line of a case."""
+    return case.replace("{profiles}", str(next(TESTS.rglob("b2x16.piper.json")).parent)).split()
 
 
 _SMALL = (
@@ -171,7 +98,7 @@ _STRATEGIES = (
     "gpipe",
     "piper",
     "pipedream",
-    "graphpipe_shared",
+    "graphpipe strategy.planner.colocate=auto",
     "spectrain",
     "pipeoptim",
 )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.same.cases import MEANT, Meant, program_text
+from tests.same.cases import MEANT, Meant
 
 NEAR = 1e-12
 """Relative difference of a prediction that is rounding."""
@@ -90,7 +90,7 @@ def _program(case: str, before: dict[str, Any], after: dict[str, Any], texts: tu
     files = [folder / "programs" / f"{name}.txt" for folder, name in zip(texts or (), (old, new), strict=False)]
     if len(files) < 2 or not all(file.exists() for file in files):
         return [Difference(case=case, field="program", before=old, after=new)]
-    first, second = (program_text(file.read_text()).split() for file in files)
+    first, second = (file.read_text().split() for file in files)
     if first == second:
         return []
     at = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))

@@ -16,24 +16,9 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
-from tests.same.cases import PLAN_KEYS, words_for
+from tests.same.cases import words_for
 
 HERE = Path(__file__).resolve().parent
-STAGE = {
-    "ops": None,
-    "devices": None,
-    "microbatch_size": None,
-    "in_flight": None,
-    "k": 1,
-    "round_robin": False,
-    "recompute": [],
-    "boundaries": [],
-    "offload": [],
-    "tensor_parallel": 1,
-    "weight_device": None,
-    "input_share": [],
-}
-"""Fields of a stage in plan.json, and what a file means that leaves one out."""
 TIMES = ("search_s", "took_s", "planning_peak_bytes")
 """What is measured is kept nowhere below the top of a record."""
 
@@ -62,16 +47,16 @@ class Server:
 
     Args:
         tree: the checkout.
-        timing: its runs are timed: their seconds of search are those of the processor, and torch is not in the way.
+        torch: whether it has imported torch, which its runs need where they capture a model.
     """
 
     tree: Path
-    timing: bool = False
+    torch: bool = True
     process: subprocess.Popen[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.tree = self.tree.resolve()
-        command = [sys.executable, "-P", str(HERE / "server.py"), *(["--cpu-clock", "--no-torch"] if self.timing else [])]
+        command = [sys.executable, "-P", str(HERE / "server.py"), *([] if self.torch else ["--no-torch"])]
         self.process = subprocess.Popen(
             command, cwd=self.tree, env=environment(self.tree), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -96,7 +81,7 @@ def taken(server: Server, case: str, programs: Path | None = None) -> dict[str, 
     """
     with tempfile.TemporaryDirectory(prefix="same_") as folder:
         out = Path(folder, "run")
-        words = words_for(case, server.tree)
+        words = words_for(case)
         answer = server.run([*words, f"hydra.run.dir={out}"], Path(folder, "log"))
         log = Path(folder, "log").read_text(errors="replace")
         return {"case": case, **answer, **_read(out, log, programs)}
@@ -137,10 +122,9 @@ def _read(out: Path, log: str, programs: Path | None) -> dict[str, Any]:
 
 
 def _plan(plan: dict[str, Any]) -> dict[str, Any]:
-    """The stages by number, with the fields that a plan has always had, and the sorted edges."""
-    stages = [{PLAN_KEYS.get(key, key): value for key, value in _unnested(stage)} for stage in plan["stages"]]
+    """The stages by number, and the sorted edges."""
     return {
-        "stages": {str(i): {key: stage.get(key, default) for key, default in STAGE.items()} for i, stage in enumerate(stages)},
+        "stages": {str(i): dict(_unnested(stage)) for i, stage in enumerate(plan["stages"])},
         "edges": sorted(plan["edges"]),
         "minibatch_size": plan["minibatch_size"],
     }

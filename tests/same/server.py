@@ -1,6 +1,6 @@
 """Runs command lines of `run.py`, one after the other, each in a fork of a process that has imported everything already.
 
-    python -P tests/same/server.py [--cpu-clock] [--no-torch]     # the working directory and PYTHONPATH say whose run.py
+    python -P tests/same/server.py [--no-torch]     # the working directory and PYTHONPATH say whose run.py
 
 Reads one JSON object a line, `{"words": [...], "log": PATH, "timeout_s": 60}`, and answers each with one:
 `{"exit": 0, "cpu_s": 0.4, "wall_s": 0.5}`. The CPU seconds are those of the run and of the processes that it waited for;
@@ -86,9 +86,6 @@ def warm_up(*, torch: bool) -> None:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    if "--cpu-clock" in sys.argv:
-        # What a run reports as seconds of search is then what its processor worked, whoever else uses the machine.
-        time.perf_counter = time.process_time
     sys.path.insert(0, os.getcwd())
     warm_up(torch="--no-torch" not in sys.argv)
     for line in sys.stdin:

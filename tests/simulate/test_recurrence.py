@@ -31,6 +31,15 @@ from tests.support.graphs import DEVICE, in_halves
 from tests.support.long import thinned
 from tests.support.programs import lower
 
+NODES = uniform(
+    name="c",
+    num_nodes=3,
+    devices_per_node=8,
+    device=DEVICE,
+    intra_node=Link(latency_s=0.1, bandwidth_bytes_per_s=8),
+    inter_node=Link(latency_s=0.7, bandwidth_bytes_per_s=3),
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Updates(Constant):
@@ -73,20 +82,12 @@ def test_score_equals_simulation(seed: int) -> None:
     rng = random.Random(seed)
     num_ops = rng.randint(1, 8)
     graph = random_dag(rng, num_ops)
-    cluster = uniform(
-        name="c",
-        num_nodes=3,
-        devices_per_node=8,
-        device=DEVICE,
-        intra_node=Link(latency_s=0.1, bandwidth_bytes_per_s=8),
-        inter_node=Link(latency_s=0.7, bandwidth_bytes_per_s=3),
-    )
     schedule = rng.choice([OneFOneB(), GPipe(), Split1F1B(), ZeroBubbleH1(), ZeroBubbleH2()])
     graph = in_halves(graph) if schedule.holds.parts else graph
     batch = rng.choice([24, 24, 240, 1200])  # of the long ones most rounds are skipped
     problem = Problem(
         graph=graph,
-        cluster=cluster,
+        cluster=NODES,
         cost=rng.choice([Constant, Updates])(fixed_s=0.2),
         minibatch_size=batch,
         global_norm=rng.random() < 0.3,
@@ -115,12 +116,10 @@ def test_a_pipeline_that_does_not_drain_is_scored_as_simulated(seed: int) -> Non
     graph = random_dag(rng, num_ops := rng.randint(1, 8))
     if rng.random() < 0.8:
         graph = replace(graph, ops=tuple(replace(op, params=op.params[:1]) for op in graph.ops))
-    intra, inter = Link(latency_s=0.1, bandwidth_bytes_per_s=8), Link(latency_s=0.7, bandwidth_bytes_per_s=3)
-    cluster = uniform(name="c", num_nodes=3, devices_per_node=8, device=DEVICE, intra_node=intra, inter_node=inter)
     count, b = rng.choice([1, 1, 1, 2, 3, 4, 8]), rng.choice([2, 4, 6])
     strategy = Strategy(name="test", planner=Even(), schedule=NoFlush(), weights=Stash())
     cost = rng.choice([Constant, Updates])(fixed_s=0.2)
-    problem = strategy.posed(Problem(graph=graph, cluster=cluster, cost=cost, minibatch_size=b * count))
+    problem = strategy.posed(Problem(graph=graph, cluster=NODES, cost=cost, minibatch_size=b * count))
     plan = make_plan(problem, "test", [(1 << op, rng.randint(1, min(3, b))) for op in range(num_ops)], b, chain=rng.random() < 0.3)
     strategy.check(plan, problem)
     fast, slow = (strategy.predict(plan, problem, record=record).metrics.iteration_s for record in (False, True))

@@ -72,3 +72,9 @@ def problem(
     return Problem(
         graph=of, cluster=cluster(num_devices, memory_bytes), cost=Constant(fixed_s=fixed_s), minibatch_size=minibatch_size, **more
     )
+
+
+def within(of: Problem, memory_bytes: float) -> Problem:
+    """The problem on devices of so much memory each."""
+    devices = tuple(replace(device, memory_bytes=memory_bytes) for device in of.cluster.devices)
+    return replace(of, cluster=replace(of.cluster, devices=devices))

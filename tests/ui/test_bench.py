@@ -25,6 +25,7 @@ from gpp.ui.bench import AUTO, EXPORTERS, Bench, PlanQuestion, question
 from gpp.ui.moved import moves
 from gpp.ui.settings import FACTORIES, restored
 from tests.support.conf import CONF
+from tests.support.graphs import within
 
 
 def state(bench: Bench, **words: str) -> list[int]:
@@ -138,8 +139,7 @@ def test_too_little_memory_is_a_reason_at_once_and_then_in_numbers(bench: Bench)
     _, problem = bench._posed(state(bench, memory=bench.controls[2].values[0]))
     memory = [[device.memory_bytes for device in each.cluster.devices] for each in (problem, bench.problem)]
     assert memory[0] == pytest.approx([least / 64 for least in memory[1]], rel=5e-3)
-    devices = tuple(replace(device, memory_bytes=1.0) for device in problem.cluster.devices)
-    tight = replace(bench, problem=replace(bench.problem, cluster=replace(bench.problem.cluster, devices=devices)))
+    tight = replace(bench, problem=within(bench.problem, 1.0))
     quick, whole = answer(tight, whole=False, strategy="sequential"), answer(tight, strategy="sequential")
     assert quick["status"] == whole["status"] == "infeasible" and quick["more"] and not whole["more"]
     assert "Smallest change that fits" in whole["reason"] and quick["reason"].rstrip(".") in whole["reason"]

@@ -1,3 +1,7 @@
+"""The file of a run's result, and the peak of memory in it."""
+
+from __future__ import annotations
+
 import json
 from dataclasses import fields
 from pathlib import Path
@@ -6,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpp.report.run.record import Asked, RunRecord
-from gpp.report.run.result import finite, write_json
+from gpp.report.run.result import finite, peak_memory_bytes, reset_peak_memory, write_json
 from gpp.timeline import Metrics
 
 KEYS = [
@@ -83,3 +87,15 @@ def test_writing_is_atomic(tmp_path: Path) -> None:
         write_json(path, {"a": object()})
     assert json.loads(path.read_text()) == {"a": None}
     assert [p.name for p in path.parent.iterdir()] == ["result.json"]
+
+
+def test_the_peak_is_seen_and_forgotten() -> None:
+    reset_peak_memory()
+    before = peak_memory_bytes()
+    block = bytearray(200_000_000)
+    block[::4096] = b"x" * len(block[::4096])
+    peak = peak_memory_bytes()
+    assert peak > before + 150_000_000
+    del block
+    reset_peak_memory()
+    assert peak_memory_bytes() <= peak
