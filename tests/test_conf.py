@@ -158,7 +158,7 @@ def test_the_cache_needs_no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     config = OmegaConf.load(CONF / "config.yaml")
     assert config.cache_dir == "~/.cache/gpp"
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr("gpp.graph.captured.unseal", lambda kind, path, key: path)
+    monkeypatch.setattr("gpp.graph.captured.unseal", lambda kind, path: path)
     assert load_cached("key", "~") == tmp_path / "key.json"
     monkeypatch.setenv("GPP_CACHE", "/elsewhere")
     assert config.cache_dir == "/elsewhere"

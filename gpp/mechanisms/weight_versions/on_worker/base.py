@@ -111,8 +111,11 @@ class AbstractVersions(AbstractStageWeights):
     def begin(self, first: int, start: int | None = None, remembered: Mapping[str, list[Tensor]] | None = None) -> None:
         self.version = self.first = first
         self.start = first if start is None else start
-        # A checkpoint's tensors lie in main memory, and the weights may lie on a card.
-        self.remembered = {key: copy_values(self.empty(), own) for key, own in (remembered or {}).items()}
+        # A checkpoint's tensors lie in main memory and the weights may lie on a card, so each is copied by itself.
+        self.remembered = {
+            key: [room.copy_(tensor) for room, tensor in zip(self.empty(), own, strict=True)]
+            for key, own in (remembered or {}).items()
+        }
         self.reset()
 
     def in_flight_at_save(self, number: int) -> bool:
