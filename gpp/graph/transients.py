@@ -23,8 +23,8 @@ number of samples is known, `Transients.most` says what they take.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -159,13 +159,17 @@ def grouped(graph: OpGraph, ops: Sequence[int]) -> TransientLine:
 
 
 Shared = Sequence[tuple[int, tuple[int, ...]]]
-"""Bytes and readers, ascending, of each trainable parameter that several operators read."""
+"""Bytes of the trainable parameters that the same several operators read, and these operators, ascending."""
 
 
 def shared_weights(graph: OpGraph) -> Shared:
     """Those of a graph."""
-    trainable = [(param.num_bytes, graph.readers[param.name]) for param in graph.params if param.trainable]
-    return [(size, tuple(bits(readers))) for size, readers in trainable if readers.bit_count() > 1]
+    sizes = dict[int, int]()
+    for param in graph.params:
+        readers = graph.readers[param.name]
+        if param.trainable and readers.bit_count() > 1:
+            sizes[readers] = sizes.get(readers, 0) + param.num_bytes
+    return [(size, tuple(bits(readers))) for readers, size in sizes.items()]
 
 
 def gradients_waiting(shared: Shared, members: np.ndarray) -> np.ndarray:
@@ -182,10 +186,11 @@ def gradients_waiting(shared: Shared, members: np.ndarray) -> np.ndarray:
     out = np.zeros(members.shape)
     for size, readers in shared:
         met = members[:, readers]
-        for v in range(readers[0], readers[-1]):
-            at = bisect_right(readers, v)
-            waits = members[:, v] & met[:, :at].any(axis=1) & met[:, at:].any(axis=1)
-            out[:, v] += waits * size * (1 + (v in readers))
+        for at, (reader, after) in enumerate(pairwise(readers), 1):
+            waits = met[:, :at].any(axis=1) & met[:, at:].any(axis=1)
+            held = members[:, reader:after] * (waits * size)[:, None]
+            out[:, reader:after] += held
+            out[:, reader] += held[:, 0]
     return out
 
 
