@@ -92,37 +92,37 @@ def test_settings_moves_and_exports_follow_the_reader(page: Browser, address: st
 
 def test_a_stage_that_is_dragged_moves_the_prediction_and_comes_back(page: Browser) -> None:
     start = page.run(ANSWERED)
-    page.run("document.getElementById('drawing').scrollIntoView({ block: 'center' })")
     _, source, to, _ = next(move for move in start["moves"])
-    (x, y), (to_x, to_y) = page.run(MIDDLE % source), page.run(MIDDLE % to)
 
-    def drag(by_x: float, by_y: float) -> dict[str, Any]:
+    def drag() -> dict[str, Any]:
+        """From the one stage to the other, wherever what is told above the picture has put them."""
+        page.run("document.getElementById('drawing').scrollIntoView({ block: 'center' })")
+        (x, y), (to_x, to_y) = page.run(MIDDLE % source), page.run(MIDDLE % to)
         page.point(x, y)
         page.point(x, y, "mousePressed", button="left", buttons=1, clickCount=1)
         page.run(FRAMES)
         for part in (0.3, 0.7, 1.0):
-            page.point(x + part * by_x, y + part * by_y, button="left", buttons=1)
+            page.point(x + part * (to_x - x), y + part * (to_y - y), button="left", buttons=1)
         return page.run(ANSWERED)
 
-    def drop(by_x: float, by_y: float) -> dict[str, Any]:
-        page.point(x + by_x, y + by_y, "mouseReleased", button="left", clickCount=1)
+    def drop() -> dict[str, Any]:
+        page.point(*page.run(MIDDLE % to), "mouseReleased", button="left", clickCount=1)
         return page.run(ANSWERED)
 
-    held = drag(to_x - x, to_y - y)
+    held = drag()
     went = start["operators"][source] - held["operators"][source]
     assert went == held["operators"][to] - start["operators"][to] == start["operators"][source] - 1
     assert held["step_s"] != start["step_s"] and f"in stage {to} in place of stage {source}" in held["changed"]
     page.press("Escape", 27)
     escaped = page.run(ANSWERED)
     assert (escaped["step_s"], escaped["operators"], escaped["undone"]) == (start["step_s"], start["operators"], True)
-    drop(to_x - x, to_y - y)
-    drag(to_x - x, to_y - y)
-    kept = drop(to_x - x, to_y - y)
+    drop()
+    drag()
+    kept = drop()
     assert kept["step_s"] == held["step_s"] and not kept["undone"]
-    x, y = page.run(MIDDLE % source)  # one operator is left there
-    refused = drag(to_x - x, to_y - y)
+    refused = drag()  # one operator is left there
     assert refused["refused"] == f"s{source} has one operator, and a stage must keep one." and refused["step_s"] == held["step_s"]
-    drop(to_x - x, to_y - y)
+    drop()
     page.run("document.getElementById('back').click()")
     back = page.run(ANSWERED)
     assert (back["step_s"], back["operators"], back["undone"]) == (start["step_s"], start["operators"], True)

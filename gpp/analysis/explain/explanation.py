@@ -151,7 +151,7 @@ def explain(
     again = replanned(plan, metrics.iteration_s, problem, strategy, budget_s=budget_s if replan else 0.0)
     # A planner has tried such changes to its own plan.
     seconds = [load.seconds for load in loads]
-    single = () if replan else single_changes(plan, metrics.iteration_s, problem, strategy, seconds)
+    single = () if replan else tuple(w for w, _ in single_changes(plan, metrics.iteration_s, problem, strategy, seconds))
     known_shapes = {one.shape.digest for one in single if one.shape is not None}
     relieved = reliefs(plan, metrics.iteration_s, problem, strategy, bottlenecks)
     left_out = again.left_out if replan else ("everything that needs planning: this plan was given, or planned for another engine",)

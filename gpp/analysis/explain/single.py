@@ -28,8 +28,8 @@ GIVERS = 3
 
 def single_changes(
     plan: Plan, iteration_s: float, problem: Problem, strategy: Strategy, loads: Sequence[float]
-) -> tuple[WhatIf, ...]:
-    """The changes that help most, best first; none where no change helps.
+) -> tuple[tuple[WhatIf, Plan], ...]:
+    """The changes that help most, best first, each with the plan that it makes; none where no change helps.
 
     Args:
         loads: seconds of each stage, by which those are chosen that others relieve.
@@ -50,7 +50,7 @@ def single_changes(
         if 0 < seconds < iteration_s:
             found.append((seconds, words, changed))
     best = sorted(found, key=lambda one: one[:2])[:SHOWN]
-    return tuple(WhatIf.of(words, "simulated", made, seconds, iteration_s) for seconds, words, made in best)
+    return tuple((WhatIf.of(words, "simulated", made, seconds, iteration_s), made) for seconds, words, made in best)
 
 
 def least_s(plan: Plan, problem: Problem, strategy: Strategy) -> float:
