@@ -57,7 +57,7 @@ def better(strategy: Strategy, plan: Plan, problem: Problem) -> Better | None:
 
 def changes(old: Plan, new: Plan) -> tuple[Moved, ...]:
     """The operators that change their stages, by old and new stage."""
-    stage_of = {op: s for s, stage in enumerate(old.stages) for op in stage.ops}
+    stage_of = old.stage_of_op
     counts = Counter((stage_of[op], t) for t, stage in enumerate(new.stages) for op in stage.ops if stage_of[op] != t)
     return tuple(Moved(operators=count, source=s, destination=t) for (s, t), count in sorted(counts.items()))
 

@@ -87,10 +87,9 @@ def _word(settings: Mapping[str, Any], name: str) -> str:
 
 def _plans(old: Plan, new: Plan, graph: OpGraph) -> PageTable:
     """The stages of the second plan, and from which of the first one their operators come."""
-    stage_of = {op: s for s, stage in enumerate(old.stages) for op in stage.ops}
     rows = []
     for s, stage in enumerate(new.stages):
-        came = Counter(stage_of[op] for op in stage.ops)
+        came = Counter(old.stage_of_op[op] for op in stage.ops)
         whole = len(came) == 1 and len(old.stages[next(iter(came))].ops) == len(stage.ops)
         parts = (f"s{t}" if whole else f"{counted(count, 'operator')} of s{t}" for t, count in sorted(came.items()))
         before = old.stages[min(came)]

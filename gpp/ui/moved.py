@@ -44,11 +44,10 @@ def moves(plan: Plan, graph: OpGraph) -> list[list[OperatorMove]]:
 
     An operator may go where what it reads is made no later, and what reads it comes no earlier: then no path comes back to a stage.
     """
-    stage_of = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}
     out = list[list[OperatorMove]]()
     for s, stage in enumerate(plan.stages):
         beside = sorted({*plan.predecessors[s], *plan.successors[s]}) if len(stage.ops) > 1 else ()
-        out.append([OperatorMove(op, t) for op in stage.ops for t in beside if _may_go(op, t, stage_of, graph)])
+        out.append([OperatorMove(op, t) for op in stage.ops for t in beside if _may_go(op, t, plan.stage_of_op, graph)])
     return out
 
 
@@ -87,7 +86,7 @@ def shifted(plan: Plan, problem: Problem, strategy: Strategy, shift: BorderShift
     plan.check_stages(graph, problem.cluster.num_devices)
     stages = range(len(plan.stages))
     beside = source in stages and to in {*plan.predecessors[source], *plan.successors[source]}
-    stage_of = {op: s for s, stage in enumerate(plan.stages) for op in stage.ops}
+    stage_of = dict(plan.stage_of_op)
     left, gone = set(plan.stages[source].ops) if beside else set[int](), list[int]()
 
     while len(left) > 1 and len(gone) < number and (free := [op for op in left if _may_go(op, to, stage_of, graph)]):
