@@ -187,8 +187,8 @@ def gradients_waiting(shared: Shared, members: np.ndarray) -> np.ndarray:
     for size, readers in shared:
         met = members[:, readers]
         for at, (reader, after) in enumerate(pairwise(readers), 1):
-            waits = met[:, :at].any(axis=1) & met[:, at:].any(axis=1)
-            held = members[:, reader:after] * (waits * size)[:, None]
+            waits = met[:, :at].any(axis=1, keepdims=True) & met[:, at:].any(axis=1, keepdims=True)
+            held = members[:, reader:after] * (waits * size)
             out[:, reader:after] += held
             out[:, reader] += held[:, 0]
     return out
