@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpp.graph.op_graph import Param
+from gpp.graph.transients import larger
 
 RESIDENT_COPIES = 2
 """Micro-batches whose copied bytes a device holds at a time: of one that goes to the host, and of one that has come back."""
@@ -61,7 +62,7 @@ class StageBytes(NamedTuple):
         if _surely_none(self.update):
             return self
         more = self.update - self.microbatch * in_flight if self.drains else self.update
-        return self._replace(transient=np.maximum(self.transient, more), update=0.0)
+        return self._replace(transient=larger(more, self.transient), update=0.0)
 
     def peak(self, in_flight: Any, late: int = 0) -> Any:
         """Most bytes held at a time, with so many micro-batches in flight on the device, and so many held late beside them."""

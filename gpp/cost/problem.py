@@ -274,25 +274,27 @@ class Problem:
             rows: bytes per sample of user inputs and targets.
         """
         trainable, frozen, narrow, largest = params
+        static, update, drains, course = trainable * (2.0 + self.state_factor) + frozen, 0.0, True, self.regime.course
+        if course is None:
+            static = static + rows_bytes(rows, self.minibatch_size)
+            of_all, of_largest = self.update_factors
+            if of_all or of_largest:
+                # Where no pass is under way, an update has the room of the narrow copies for itself.
+                drains = self.regime.weights.flushes
+                update = of_all * trainable + of_largest * largest - (narrow if drains else 0.0)
         amounts = Amounts(
             trainable,
             version=trainable + narrow,
-            static=trainable * (2.0 + self.state_factor) + frozen,
+            static=static,
             kept=kept,
             once=once,
             fixed=fixed,
             late=late,
             waiting=waiting,
+            update=update,
+            drains=drains,
         )
-        if self.regime.course is not None:
-            return amounts.buffered(self.regime.course.buffers, rows)
-        of_all, of_largest = self.update_factors
-        if of_all or of_largest:
-            # Where no pass is under way, an update has the room of the narrow copies for itself.
-            drains = self.regime.weights.flushes
-            update = of_all * trainable + of_largest * largest - (narrow if drains else 0.0)
-            amounts = amounts._replace(update=update, drains=drains)
-        return amounts._replace(static=amounts.static + rows_bytes(rows, self.minibatch_size))
+        return amounts if course is None else amounts.buffered(course.buffers, rows)
 
     def trainable_bytes(self, ops: tuple[int, ...], degree: int = 1) -> float:
         """Bytes of trainable parameters on one device of a stage; `degree` as in `split_times`."""
@@ -317,12 +319,12 @@ class Problem:
         edges = self.regime.edges
         return tensor.bytes_per_sample if edges is None else edges.sent_bytes(tensor, self.graph.dtype)
 
-    @property
+    @cached_property
     def state_factor(self) -> float:
         """Bytes kept beside weights and gradients for each byte of trainable parameter: the optimizer's and the weight policy's."""
         return self.optimizer_state_factor + self.regime.weights.kept_factor(self.optimizer)
 
-    @property
+    @cached_property
     def update_factors(self) -> tuple[float, float]:
         """`AbstractOptimizer.update_factors`."""
         return (0.0, 0.0) if self.optimizer is None else self.optimizer.update_factors

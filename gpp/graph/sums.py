@@ -12,9 +12,9 @@ from typing import NamedTuple, final
 import numpy as np
 
 from gpp.compiled import reals
-from gpp.graph.op_graph import OpGraph, bits, mask_of
-from gpp.graph.totals import TOTALS, SetTotals
-from gpp.graph.transients import TransientLine, Transients
+from gpp.graph.op_graph import OpGraph, bits
+from gpp.graph.totals import SetTotals
+from gpp.graph.transients import Transients
 
 
 class SetSums(NamedTuple):
@@ -29,7 +29,6 @@ class SetSums(NamedTuple):
         fixed: the same at any number of samples.
         incoming, outgoing: forward bytes over the boundary.
         incoming_back, outgoing_back: those of the bytes whose gradients come back.
-        num_tensors: tensors over the boundary.
         late: activations and gradients that are held until those of weights are made, where a backward leaves them for later.
         narrow: of the frozen parameters, copies of others in the type of the passes.
         largest: the trainable parameter with most bytes.
@@ -46,7 +45,6 @@ class SetSums(NamedTuple):
     outgoing: float
     incoming_back: float
     outgoing_back: float
-    num_tensors: int
     late: float
     narrow: float
     largest: float
@@ -76,6 +74,8 @@ class GraphNumbers:
         self.read = listed(_turned([tensor.consumers for tensor in tensors], len(ops)))
         self.params = listed(_turned([bits(readers) for _, readers in params], len(ops)))
         self.rows = listed(_turned([bits(readers) for _, readers in graph.rows], len(ops)))
+        self.shared_bytes = array("d", [size for size, _ in transients.shared])
+        self.shared = listed([readers for _, readers in transients.shared])
 
 
 @final
@@ -85,22 +85,13 @@ class OpSums:
     def __init__(self, graph: OpGraph) -> None:
         self._num_bytes, self._num_ops = (graph.num_ops + 7) // 8, graph.num_ops
         self._transients = Transients(graph)
-        self._shared = [mask_of(readers) for _, readers in self._transients.shared]
-        self._found = reals(len(TOTALS))
+        self._found = reals(len(SetSums._fields))
         self._totals = SetTotals(GraphNumbers(graph, self._transients), self._found)
 
     def of(self, mask: int) -> SetSums:
         """The sums of one set."""
         self._totals.add_up(mask.to_bytes(self._num_bytes, "little"))
-        trainable, frozen, rows, saved, late, into, into_back, out, out_back, unsaved, count, slope, first, *of_params = self._found
-        if any((readers & mask).bit_count() > 1 for readers in self._shared):
-            first = float(self._transients.of(self._members(mask)[None]).first[0])
-        transient = TransientLine(slope, first).within(into_back, out_back)
-        fixed, kept = transient.fixed, into + unsaved
-        return SetSums(
-            *(trainable, frozen, rows, saved, kept, transient.slope, fixed, into, out, into_back, out_back, int(count), late),
-            *of_params,
-        )
+        return SetSums._make(self._found)
 
     def transient(self, mask: int, samples: int) -> float:
         """Bytes that the operators of a set take beyond what it keeps, with so many samples, gradients at its boundary aside."""

@@ -46,7 +46,7 @@ class TransientLine(NamedTuple):
     @property
     def fixed(self) -> Any:
         """Bytes at any number of samples; no less than zero for want of a digit."""
-        return _larger(self.first - self.slope, 0.0)
+        return larger(self.first - self.slope, 0.0)
 
     def within(self, incoming: Any, outgoing: Any) -> TransientLine:
         """Those of a stage: gradients of what goes out are there during the whole backward, those of what came in at its end.
@@ -54,10 +54,10 @@ class TransientLine(NamedTuple):
         Args:
             incoming, outgoing: gradients at the boundary, bytes per sample.
         """
-        return TransientLine(outgoing + _larger(self.slope, incoming), outgoing + _larger(self.first, incoming))
+        return TransientLine(outgoing + larger(self.slope, incoming), outgoing + larger(self.first, incoming))
 
 
-def _larger(one: Any, other: Any) -> Any:
+def larger(one: Any, other: Any) -> Any:
     """The larger of two numbers, or of arrays one by one."""
     return max(one, other) if isinstance(one, float) else np.maximum(one, other)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import NamedTuple
 
 from gpp.cost.holding import Held
@@ -223,7 +224,7 @@ class Assessor:
         if found is not None:
             return found
         held = self.costs.held(mask, b // count)
-        found = self._needs[key] = max(held.peak(*state) for state in self.states(b, distance, depth)), held.passing
+        found = self._needs[key] = max(starmap(held.peak, self.states(b, distance, depth))), held.passing
         return found
 
     def states(self, b: int, distance: int, depth: int) -> tuple[Held, ...]:
