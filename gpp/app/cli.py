@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import sys
 import traceback
 from collections.abc import Callable
@@ -47,7 +48,8 @@ def main(story: Story) -> None:
     except InvalidConfig as error:
         _stop(str(error))
     if {"-h", "--help"} & set(sys.argv[1:]):
-        print(help_text(Vocabulary(folders=folders())))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print(help_text(Vocabulary(folders=folders()), width))
         return
     # Hydra prints its own message for a bad configuration; with this it raises, and our message names the fix.
     os.environ["HYDRA_FULL_ERROR"] = "1"

@@ -17,7 +17,7 @@ from gpp.report.run.gain_words import gain_lines
 from gpp.report.run.key_figures import line_worth_words
 from gpp.report.run.problem_page import plan_drawings, problem_page
 from gpp.report.run.record import RunRecord
-from gpp.report.run.strategies import WORDS, StrategyLine, best_lines, columns, reason_lines, same_plans, strategy_lines
+from gpp.report.run.strategies import WORDS, StrategyLine, best_lines, columns, legend, reason_lines, same_plans, strategy_lines
 
 
 def compare_report(run: RunRecord) -> str:
@@ -41,6 +41,7 @@ def compare_report(run: RunRecord) -> str:
         boundaries=boundary_table(run.boundaries),
         ends=ends(run.boundaries),
         strategies=_table(found, groups),
+        legend=legend(columns(found)),
         best=[
             *best,
             *(gain_lines(run.judged.gains) if run.judged.gains else ()),

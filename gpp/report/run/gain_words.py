@@ -31,7 +31,7 @@ def gain_lines(gains: Gains) -> list[str]:
         lines.append(_why_not(gains))
     if gains.measured:
         turns = f"{gains.rounds} turns each of {gains.steps} steps or more"
-        lines.append(f"For these times all plans took turns on the same workers, {turns}, apart from the run above.")
+        lines.append(f"For the gain all plans took turns on the same workers, {turns}, apart from the run above.")
     return lines
 
 

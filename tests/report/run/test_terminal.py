@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from gpp.analysis.comparison import Status
-from gpp.report.run.console import PIPE_WIDTH, StepProgress, make_console
+from gpp.report.run.console import PIPE_WIDTH, SafeConsole, StepProgress, make_console
 from gpp.report.run.record import RunRecord
 from gpp.report.run.terminal import show_plan, show_result
 from gpp.report.sweep.terminal import results_table
@@ -83,6 +83,15 @@ def test_colours_follow_no_color(run4: RunRecord, monkeypatch: pytest.MonkeyPatc
     assert "\x1b[1;31m" in coloured()
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[1;31m" not in coloured()
+
+
+def test_what_goes_on_is_overwritten_and_unheard() -> None:
+    file, heard = io.StringIO(), list[str]()
+    console = SafeConsole(file=file, width=80, force_terminal=True, color_system=None)
+    console.heard = heard.append
+    console.pass_by("planning ...")
+    console.print("planned")
+    assert file.getvalue() == f"{'planning ...':<60}\rplanned\n" and heard == ["planned\n"]
 
 
 def test_width_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
