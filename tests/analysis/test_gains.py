@@ -48,7 +48,7 @@ def test_why_nothing_was_gained() -> None:
     assert "Other programs" in gain_lines(replace(base, taken=0.5))[1]
     assert "larger models" in gain_lines(replace(base, workers=2))[1]
     hoped = replace(base, workers=2, gains=(replace(lost, foreseen=1.4),))
-    assert "Predicted was 1.40× as fast as one device" in gain_lines(hoped)[1]
+    assert "The prediction was 1.40× as fast as one device" in gain_lines(hoped)[1]
     cut = replace(base, workers=2, work=1.69, pieces=(32, 256))
     assert "micro-batches of 32 samples, which compute for 69 % longer" in gain_lines(cut)[1]
     nothing = Gain(over=ONE_DEVICE, own_s=1.0, rival_s=None, reason="it does not fit.")

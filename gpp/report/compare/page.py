@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpp.errors import counted
-from gpp.report.compare.boundaries import boundary_table, ends
+from gpp.report.compare.boundaries import LEGEND, boundary_table, ends
 from gpp.report.draw import text
 from gpp.report.draw.charts import grouped_bars
 from gpp.report.draw.page import Cell, Column, PageTable
@@ -40,6 +40,7 @@ def compare_report(run: RunRecord) -> str:
         files=[("result.json", "figures"), ("trace.json", "the best one's, for ui.perfetto.dev"), *plans],
         boundaries=boundary_table(run.boundaries),
         ends=ends(run.boundaries),
+        boundary_legend=LEGEND,
         strategies=_table(found, groups),
         legend=legend(columns(found)),
         best=[

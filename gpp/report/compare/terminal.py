@@ -9,27 +9,21 @@ from rich.text import Text
 
 from gpp.errors import counted
 from gpp.report.draw import text
-from gpp.report.run.console import new_table, show_heading
+from gpp.report.run.console import new_table, show_heading, with_room
 from gpp.report.run.key_figures import line_worth_words
 from gpp.report.run.record import RunRecord
 from gpp.report.run.strategies import WORDS, best_lines, columns, legend, reason_lines, strategy_lines
 
 FIRST_TO_GO = ("samples/s", "devices", "depth", "status", "own objective", "memory", "stages")
-"""Columns that are left out, in this order, where a terminal has no room for all."""
+"""Columns that give way in a narrow terminal, in this order."""
 
 
 def compare_table(run: RunRecord, width: int) -> tuple[Table, str]:
     """A row for every strategy, with the columns for which there is room; and what these mean."""
     found = strategy_lines(run.attempts, run.judged.bound)
-    rows = [line.cells() for line in found]
-    names = columns(found)
-
-    def needed() -> int:
-        return sum(max(len(name), *(len(row[name]) for row in rows)) + 2 for name in names)
-
-    for name in FIRST_TO_GO:
-        if needed() > width and name in names:
-            names.remove(name)
+    shown = columns(found)
+    rows = [{name: line.cells()[name] for name in shown} for line in found]
+    names = with_room(rows, FIRST_TO_GO, width)
     table = new_table("", *((name, "left" if name in WORDS else "right") for name in names))
     table.columns[0].no_wrap = True
     for line, cells in zip(found, rows, strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
@@ -81,6 +81,20 @@ def new_table(title: str, *columns: tuple[str, str]) -> Table:
     for name, justify in columns:
         table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=justify == "right", overflow="fold")
     return table
+
+
+def with_room(rows: Sequence[Mapping[str, str]], first_to_go: Sequence[str], width: int) -> list[str]:
+    """The columns for which a table has room.
+
+    Args:
+        rows: a text for each column.
+        first_to_go: columns that are left out where there is no room for all, in this order.
+    """
+    names = list(rows[0])
+    for name in first_to_go:
+        if sum(max(len(each), *(len(row[each]) for row in rows)) + 2 for each in names) > width and name in names:
+            names.remove(name)
+    return names
 
 
 def show_heading(console: Console, result: Mapping[str, Any], subject: object) -> None:

@@ -8,15 +8,19 @@ import pytest
 from gpp import Even, GraphPipe, OneFOneB, Sequential, Strategy
 from gpp.analysis.comparison import Attempt, best_of
 from gpp.analysis.explain.explanation import explain
+from gpp.analysis.max_batch import LargestMicrobatch
+from gpp.cost.models.profiled import GraphProfile, Profiled, cpu_setting
 from gpp.errors import GppError
 from gpp.mechanisms.marks.stage import marked
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.planners.bounds.lower_bound import lower_bound
+from gpp.report.compare.boundaries import show_boundaries
 from gpp.report.compare.page import compare_report
 from gpp.report.compare.terminal import show_comparison
 from gpp.report.run.console import make_console
 from gpp.report.run.explain_terminal import show_explanation
 from gpp.report.run.page import run_report
+from gpp.report.run.profile import show_profile
 from gpp.report.run.record import Asked, Planned, PlanWorth, RunRecord, Surveyed
 from gpp.report.run.strategies import compared_dicts, strategy_lines
 from gpp.report.run.terminal import show_plan
@@ -52,7 +56,7 @@ def compared() -> RunRecord:
     )
 
 
-def printed(width: int, show, run: RunRecord) -> str:
+def printed(width: int, show, run: object) -> str:
     file = io.StringIO()
     show(make_console(file, width=width), run)
     return file.getvalue()
@@ -207,3 +211,33 @@ def test_a_ceiling_is_never_the_best(compared: RunRecord) -> None:
     without = tuple(replace(attempt, ceiling=attempt is first) for attempt in compared.attempts)
     second = best_of(without).own
     assert second is not None and second.strategy != first.strategy and second.sample_s >= first.sample_s
+
+
+def test_largest_micro_batches_keep_the_names_of_strategies_in_a_narrow_terminal(compared: RunRecord) -> None:
+    sizes = {"microbatch_size": 64, "microbatches": 4, "beyond": 66, "reason": None, "tried": ()}
+    names = [f"pipedream_flush_{n}" for n in range(4)]
+    found = [
+        LargestMicrobatch(best=replace(each, strategy=name), **sizes) for name, each in zip(names, compared.attempts, strict=True)
+    ]
+    out = printed(80, show_boundaries, compared.knowing(boundaries=tuple(found)))
+    rows = [line.split()[:4] for line in out.splitlines() if "pipedream_flush_" in line]
+    assert rows == [[name, "64", "66", "256"] for name in names]
+    assert max(map(len, out.splitlines())) <= 80 and "b, the samples of a micro-batch" in " ".join(out.split())
+
+
+def test_a_profile_names_its_operators_in_a_narrow_terminal() -> None:
+    plan, problem = plan_of(graph := branchy_graph(2))
+    times, kind = ((0.123,),) * graph.num_ops, problem.cluster.devices[0].kind
+    found = GraphProfile(
+        graph_fingerprint=graph.fingerprint,
+        setting=replace(cpu_setting(1), device_kind=kind),
+        sample_counts=(1,),
+        forward_s=times,
+        backward_s=times,
+        apart=(1.25,) * graph.num_ops,
+    )
+    cost = Profiled(cache_dir="x", profiles=(found,))
+    for width in (80, 160):
+        out = printed(width, lambda console, run: show_profile(console, run, plan), replace(problem, cost=cost))
+        assert "layers.0" in out and max(map(len, out.splitlines())) <= width
+    assert "in halves: " in out
