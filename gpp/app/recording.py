@@ -320,7 +320,8 @@ class Recorder:
         self._tracking.open(steps=False)
         hints = self._tracking.tell(run, page=self.run_dir / "report.html", files=[self.run_dir / "trace.json"])
         self._stack.close()
-        paths = [(Path(name).stem, self.run_dir / name) for name in ("report.html", "trace.json", "result.json")]
+        names = ("report.html", *(("trace.json",) if named else ()), "result.json")
+        paths = [(Path(name).stem, self.run_dir / name) for name in names]
         show_result(self.console, self.run, [(name, os.path.relpath(path)) for name, path in paths], hints)
 
 

@@ -59,6 +59,7 @@ def test_why_nothing_was_gained() -> None:
 def test_equal_predictions_are_equal_but_for_rounding() -> None:
     equal = Gain(over=ONE_DEVICE, own_s=1.0, rival_s=1.0 + 1e-15, low=1.0 + 1e-15, high=1.0 + 1e-15)
     assert "as fast as one device" in gain_lines(Gains(gains=(equal,)))[0]
+    assert " a request against " in gain_lines(Gains(gains=(equal,), one="request"))[0]
 
 
 def test_one_device_has_a_plan_where_smaller_micro_batches_fit() -> None:
