@@ -141,6 +141,16 @@ def test_a_run_that_cannot_be_planned_again_says_why(folder: Path, tmp_path: Pat
     assert "elsewhere.optimizers" in words and "--trust elsewhere" in words
 
 
+def test_a_run_under_way_is_named_by_its_settings(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(folder / "towers" / "graphpipe", tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    monkeypatch.setattr("gpp.ui.runs.is_locked", lambda path: True)
+    with TestClient(application(tmp_path, hosts=frozenset({HOST}), key=KEY), base_url=BASE) as client:
+        page = client.get("/run", params={"run": "run", "key": KEY}).text
+    assert {"candle_uno_small", "graphpipe", "summit_1x4", "simulate"} <= set(parse(page).words)
+    assert page.count("under way") == 1 and 'class="status failed"' not in page
+
+
 SLOW = """
 import time
 from gpp.ui.keeper import serve
