@@ -170,8 +170,8 @@ def _compared(cfg: Any, words: list[str]) -> list[Any]:
     for name in names:
         if name not in known:
             near = nearest(name, known)
-            fix = f"use {near}" if near else f"use one of {', '.join(known)}"
-            raise InvalidConfig("strategies", name, f"no such strategy; there are {', '.join(known)}", fix)
+            fix = f"use {f'{near}, or another' if near else 'one'} of {', '.join(known)}"
+            raise InvalidConfig("strategies", name, "there is no such strategy", fix)
     groups = [*OTHER_GROUPS, *(f"+strategy@compared.{name}={name}" for name in names)]
     parsed = OverridesParser.create().parse_overrides(words)
     for override in parsed:

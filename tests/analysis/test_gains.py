@@ -34,7 +34,8 @@ def test_turns_are_compared_pair_by_pair() -> None:
     ],
 )
 def test_what_was_measured_is_said_both_ways(own: list[float], rival: list[float], words: str) -> None:
-    found = Gains(gains=(gain_of_rounds(RIVAL, own, rival),), measured=True, rounds=3, steps=4, taken=0.0, workers=2, cores=2)
+    gain = gain_of_rounds(RIVAL, own, rival)
+    found = Gains(gains=(gain,), measured=True, rounds=3, steps=4, taken=0.0, workers=2, cores=2, waits=0.2)
     lines = gain_lines(found)
     gained = rival[0] > own[0]
     assert lines[0].startswith("Gained (measured): " if gained else "Nothing gained (measured): ") and words in lines[0]
@@ -43,7 +44,8 @@ def test_what_was_measured_is_said_both_ways(own: list[float], rival: list[float
 
 def test_why_nothing_was_gained() -> None:
     lost = gain_of_rounds(RIVAL, [2.0], [1.0])
-    base = Gains(gains=(lost,), measured=True, rounds=1, steps=4, taken=0.0, workers=4, cores=2)
+    base = Gains(gains=(lost,), measured=True, rounds=1, steps=4, taken=0.0, workers=4, cores=2, waits=0.2)
+    assert len(gain_lines(replace(base, workers=1, waits=0.001))) == 2  # a device that never waits loses nothing by it
     assert "4 workers share 2 cores" in gain_lines(base)[1]
     assert "Other programs" in gain_lines(replace(base, taken=0.5))[1]
     assert "larger models" in gain_lines(replace(base, workers=2))[1]

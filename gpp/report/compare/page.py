@@ -93,7 +93,7 @@ def _bars(groups: Sequence[Sequence[StrategyLine]], run: RunRecord) -> Drawing |
     which = " that drains" * (not all(line.attempt.drains for line in found)) + " that keeps all activations" * (not all(covered))
     limits = [line.bound and own and own.iteration_s for line, own in zip(found, limits_of, strict=True)]
     # The bound of plans that have several stages on a device holds for all; that of the others may be higher.
-    which += " of its kind" * (len(set(filter(None, limits))) > 1)
+    which = " of its kind" * (len(set(filter(None, limits))) > 1) + which
     return grouped_bars(
         [_names(group) for group in groups],
         [("iteration time", PREDICTED, values)],

@@ -27,8 +27,8 @@ def gain_lines(gains: Gains) -> list[str]:
         what = "Nothing to compare with"
     lines = [f"{what}{how}: {'; '.join(_gain(gain, gains.one) for gain in gains.gains)}."]
     beaten_by = [gain.over for gain in gains.gains if not gain.same and gain.rival_s is not None and not gain.surely_faster]
-    if beaten_by:
-        lines.append(_why_not(gains))
+    if beaten_by and (why := _why_not(gains)):
+        lines.append(why)
     if gains.measured:
         turns = f"{gains.rounds} turns each of {gains.steps} steps or more"
         lines.append(f"For the gain all plans took turns on the same workers, {turns}, apart from the run above.")
@@ -59,7 +59,7 @@ def _apart(factor: float, more: str, times: str) -> str:
 
 
 def _why_not(gains: Gains) -> str:
-    """Why nothing was gained over a rival."""
+    """Why nothing was gained over a rival; empty where nothing says why."""
     if gains.taken is not None and gains.taken > FELT:
         share = f"{round(100 * gains.taken)} %"
         return f"Other programs had this machine for {share} of one device's time meanwhile: compare again when it is quiet."
@@ -80,6 +80,8 @@ def _why_not(gains: Gains) -> str:
             "is wrong: compare again while nothing else runs."
         )
     waits = f"{round(100 * gains.waits)} %"
+    if waits == "0 %":
+        return ""
     return f"By the prediction devices wait for {waits} of a step, more than sharing the work saves: larger models gain more."
 
 

@@ -15,7 +15,7 @@ from gpp.report.draw.stage_graph import microbatch_words
 from gpp.report.run.result import optimality_gap, peak_memory, plan_dict
 from gpp.timeline import Metrics
 
-WORDS = ("strategy", "status", "own objective")
+WORDS = ("strategy", "status")
 """Columns that hold words; the others hold numbers."""
 MEANINGS = {
     "× best": "time of a sample over the best strategy's of the same kind, synchronous or asynchronous",
@@ -173,6 +173,7 @@ def columns(found: Sequence[StrategyLine]) -> list[str]:
     """Names of the columns that say something about at least one strategy."""
     empty = set() if any(line.objective for line in found) else {"own objective"}
     empty |= set() if any(not line.attempt.drains for line in found) else {"stale"}
+    empty |= set() if any(line.gap is not None for line in found) else {"gap ≤"}
     return [name for name in found[0].cells() if name not in empty]
 
 

@@ -126,6 +126,7 @@ def test_a_plan_of_which_no_bound_is_known_says_what_it_has(compared: RunRecord)
     ):
         for text in (" ".join(shown.split()), " ".join(parse(page).words)):
             assert text.lower().count(f"no bound is known for {words}") == 1 and "from optimal (bound" not in text
+            assert "gap ≤" not in text
 
 
 def test_the_json_form(compared: RunRecord) -> None:
