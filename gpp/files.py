@@ -156,9 +156,9 @@ class LateFile:
             self._file.flush()
 
 
-def anonymous() -> Any:
-    """A file of the temporary folder without a name, gone when it is closed."""
-    return tempfile.TemporaryFile()
+def anonymous(path: Path | None = None) -> Any:
+    """A file without a name in a folder, or in the temporary one, gone when it is closed."""
+    return tempfile.TemporaryFile(dir=path)
 
 
 def link(path: Path, target: str) -> None:

@@ -16,7 +16,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -26,7 +27,7 @@ from pydantic import TypeAdapter
 from pydantic_core import CoreConfig, SchemaValidator, ValidationError
 
 from gpp.errors import GppError, InvalidConfig, InvalidFile
-from gpp.files import write_text
+from gpp.files import anonymous, folder, write_text
 from gpp.private import hidden
 
 T = TypeVar("T")
@@ -196,10 +197,22 @@ def seal(path: Path, value: object, setting: str) -> None:
     """
     text = to_json(value)
     if hidden(text) == text:  # a cache outlives the run, and no secret is to
-        try:
+        with _writing(path, setting):
             write_text(path, f"{_digest(text, path.stem)}\n{text}", exact=True)
-        except (OSError, ValueError) as error:
-            raise InvalidConfig(setting, path.parent, f"cannot be written to: {error}", "set cache_dir=FOLDER") from None
+
+
+def check_sealable(path: Path, setting: str) -> None:
+    """Refuse a folder that cannot be written to, before the work whose value `seal` is to write there. Arguments as of `seal`."""
+    with _writing(path, setting):
+        anonymous(folder(path.parent)).close()
+
+
+@contextmanager
+def _writing(path: Path, setting: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise InvalidConfig(setting, path.parent, f"cannot be written to: {error}", "set cache_dir=FOLDER") from None
 
 
 def unseal(cls: type[T], path: Path) -> T | None:

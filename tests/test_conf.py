@@ -124,6 +124,12 @@ def test_help_has_a_line_for_every_option() -> None:
             assert len(line.split()) > 3, f"{group}/{line.split()[0]} has no comment on top"
 
 
+def test_help_fits_a_terminal() -> None:
+    wide, narrow = (help_text(Vocabulary(), width) for width in (None, 80))
+    assert wide.split() == narrow.split()
+    assert max(len(line) for line in narrow.splitlines() if not line.startswith("  python")) <= 80
+
+
 def test_bases_are_shared_and_no_options() -> None:
     bases = sorted(CONF.rglob("base.yaml"))
     assert bases and not re.search(r"^  base ", help_text(Vocabulary()), re.M)

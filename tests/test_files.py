@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from gpp import NoFlush, OneFOneB, Plan, Stash, Strategy
-from gpp.errors import GppError, InvalidFile, InvalidPlan
+from gpp.errors import GppError, InvalidConfig, InvalidFile, InvalidPlan
 from gpp.formats.profiles import read_profile
 from gpp.program.program import Program
 from gpp.runtime.job import Job
-from gpp.serialization import from_json, read_json, read_text, seal, to_json, unseal
+from gpp.serialization import check_sealable, from_json, read_json, read_text, seal, to_json, unseal
 from tests.checks import fuzz
 from tests.fuzz.formats import CHAINED, FORMATS, SLOW, STREAMING, small_problem
 from tests.support.pages import ROOT
@@ -149,6 +149,14 @@ def test_a_seal_tells_a_value_from_a_damaged_one_and_from_another(tmp_path: Path
     assert unseal(Plan, path) is None
     seal(path, plan, "cache_dir")
     assert unseal(Plan, path) == plan
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(tmp_path: Path) -> None:
+    check_sealable(tmp_path / "new" / "key.json", "cache_dir")
+    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidConfig, match=r"cache_dir=.*file.*cannot be written to: .*Fix: set cache_dir=FOLDER"):
+        check_sealable(tmp_path / "file" / "key.json", "cache_dir")
 
 
 @pytest.mark.parametrize("k", [0, -1])

@@ -86,6 +86,7 @@ class Gains:
     """All that a run gains.
 
     Args:
+        one: what takes the seconds: a step, or a request.
         measured: whether the plans were run in turns on this machine; else their times are predicted.
         rounds, steps: turns of each plan, and the steps of a turn that count; 0 where nothing was measured.
         taken: the share of one device's step in which others had its core; None where nobody has measured it.
@@ -96,6 +97,7 @@ class Gains:
     """
 
     gains: tuple[Gain, ...]
+    one: str = "step"
     measured: bool = False
     rounds: int = 0
     steps: int = 0
@@ -163,11 +165,13 @@ def predicted_gains(found: Sequence[Rival], plan: Plan, predicted: Metrics) -> G
         known = {"over": rival.name, "own_s": own_s, "rival_s": seconds, "low": factor, "high": factor, "foreseen": factor}
         gains.append(Gain(**known, reason=rival.reason, same=rival.same))
     alone = next((rival for rival in found if rival.name == ONE_DEVICE and rival.plan is not None), None)
+    one = predicted.course.one if predicted.course else "step"
     if alone is None or alone.plan is None:
-        return Gains(gains=tuple(gains), waits=predicted.bubble_fraction)
+        return Gains(gains=tuple(gains), one=one, waits=predicted.bubble_fraction)
     computes_s = (1 - predicted.bubble_fraction) * predicted.iteration_s * plan.num_devices
     pieces = min(stage.microbatch_size for stage in plan.stages), alone.plan.stages[0].microbatch_size
-    return Gains(gains=tuple(gains), waits=predicted.bubble_fraction, work=computes_s / alone.predicted_s, pieces=pieces)
+    work = computes_s / alone.predicted_s
+    return Gains(gains=tuple(gains), one=one, waits=predicted.bubble_fraction, work=work, pieces=pieces)
 
 
 def gain_of_rounds(rival: Rival, own_s: Sequence[float], rival_s: Sequence[float]) -> Gain:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from gpp.analysis.comparison import Attempt, attempt
 from gpp.cost.problem import Problem
+from gpp.errors import Infeasible
 from gpp.strategy import Strategy
 
 DIGITS = 6
@@ -34,7 +35,7 @@ class LargestMicrobatch:
         microbatch_size: that micro-batch; 0 where none fits.
         microbatches: of a mini-batch.
         beyond: the next size, which is refused; None where no size was.
-        reason: why it is refused.
+        reason: why it is refused, without what would help: a smaller micro-batch is what was looked for.
         tried: (micro-batch, whether it fits), in the order in which they were tried.
         confirmed: what real workers said: how the boundary ended, and how the next size did; None where none ran.
     """
@@ -116,12 +117,14 @@ def largest(
         middle = low + (high - low) // (2 * step) * step
         low, high = (middle, high) if fits(middle) else (low, middle)
     best = attempt(strategy, at_size(problem, low or 1, count))
+    refused = found[high] if high else None
+    lacks = refused.error.constraint if refused and isinstance(refused.error, Infeasible) else None
     return LargestMicrobatch(
         best=best,
         microbatch_size=low,
         microbatches=count,
         beyond=high,
-        reason=found[high].reason if high else None,
+        reason=lacks or (refused and refused.reason),
         tried=tuple((size, each.status == "ok") for size, each in found.items()),
     )
 

@@ -13,6 +13,7 @@ from gpp.graph.captured import LOSS, WITHOUT_WEIGHTS, Captured, capture_key, loa
 from gpp.models.base import AbstractModel
 from gpp.models.dotted import import_named, origin
 from gpp.models.profile import AbstractProfile
+from gpp.serialization import check_sealable
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +56,7 @@ def _captured_at(model: AbstractModel, dtype: str, cache_dir: str, batch: int | 
 
         import_homes(found)
     if found is None:
+        check_sealable(folder.expanduser() / key, "cache_dir")
         from gpp.capture.examples import capture_model
 
         found = capture_model(model, dtype=dtype, batch=batch)

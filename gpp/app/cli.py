@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import sys
 import traceback
 from collections.abc import Callable
@@ -47,7 +48,8 @@ def main(story: Story) -> None:
     except InvalidConfig as error:
         _stop(str(error))
     if {"-h", "--help"} & set(sys.argv[1:]):
-        print(help_text(Vocabulary(folders=folders())))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print(help_text(Vocabulary(folders=folders()), width))
         return
     # Hydra prints its own message for a bad configuration; with this it raises, and our message names the fix.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -168,8 +170,8 @@ def _compared(cfg: Any, words: list[str]) -> list[Any]:
     for name in names:
         if name not in known:
             near = nearest(name, known)
-            fix = f"use {near}" if near else f"use one of {', '.join(known)}"
-            raise InvalidConfig("strategies", name, f"no such strategy; there are {', '.join(known)}", fix)
+            fix = f"use {f'{near}, or another' if near else 'one'} of {', '.join(known)}"
+            raise InvalidConfig("strategies", name, "there is no such strategy", fix)
     groups = [*OTHER_GROUPS, *(f"+strategy@compared.{name}={name}" for name in names)]
     parsed = OverridesParser.create().parse_overrides(words)
     for override in parsed:

@@ -29,7 +29,7 @@ from gpp.runtime.job import Job, WritesItself
 from gpp.runtime.rehearsal.machine import MachineCosts, known, machine_path, measure
 from gpp.runtime.rehearsal.rehearse import UNTIMED, Rehearsals, message_factor, short, stage_times
 from gpp.runtime.worker.parent import worker_environment
-from gpp.serialization import seal
+from gpp.serialization import check_sealable, seal
 from gpp.strategy import Strategy
 
 SPAN_S = 0.6
@@ -93,8 +93,9 @@ def early(cost: object, cluster: Cluster, engine: AbstractEngine) -> Rehearsals 
     kind = cluster.devices[0].kind
     if not (engine.rehearses and isinstance(cost, Profiled) and cost.rehearsals and kind == "cpu"):
         return None
-    if known(_machine_path(cost, engine, cluster)) is not None:
+    if known(path := _machine_path(cost, engine, cluster)) is not None:
         return None
+    check_sealable(path, "cost.cache_dir")
     found = Rehearsals(worker_environment(cost.num_threads))
     found.start()
     return found

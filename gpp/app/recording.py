@@ -186,16 +186,10 @@ class Recorder:
         self.begin()
         write_value(self.run_dir / "job" / "plan.json", plan)
 
-    def pass_by(self, words: str) -> None:
-        """Say on a terminal what goes on; the next line takes its place."""
-        if self.console.is_terminal:
-            room = max(0, min(60, self.console.width - 1))
-            self.console.print(Text(words[:room].ljust(room), style="dim"), end="\r")
-
     @property
     def aside(self) -> Progress:
         """For work that is not the run's own: what goes on is passed by, and warnings stay."""
-        return Progress(say=self.pass_by, warn=self.warn)
+        return Progress(say=self.console.pass_by, warn=self.warn)
 
     def compared(self, attempts: tuple[Attempt, ...], boundaries: tuple[LargestMicrobatch, ...] = ()) -> Attempt | None:
         """Show several strategies on one problem; the best synchronous one, else the best, is the run's own, and is returned.
@@ -214,7 +208,7 @@ class Recorder:
 
             status, self.exit_code = ("failed", 1) if failed else ("infeasible", Infeasible.exit_code)
             self.know(status=status, reason="\n".join(reason_lines(failed or attempts)))
-        self.pass_by("")
+        self.console.pass_by("")
         show_compared(self.console, self.run)
         return best
 
@@ -224,7 +218,9 @@ class Recorder:
         resumed = self.experiment.resumed
         self.know(resumed=Resumed(resumed.manifest.step, str(resumed.folder)) if resumed else None)
         self._tracking.open(steps=True, first_step=self.run.first_step)
-        bar = self._stack.enter_context(StepProgress(self.console, total=self.experiment.num_steps))
+        course = self.run.predicted and self.run.predicted.metrics.course
+        one = course.one if course else "step"
+        bar = self._stack.enter_context(StepProgress(self.console, total=self.experiment.num_steps, one=one))
 
         terms: dict[str, float] = {}
 
@@ -324,7 +320,8 @@ class Recorder:
         self._tracking.open(steps=False)
         hints = self._tracking.tell(run, page=self.run_dir / "report.html", files=[self.run_dir / "trace.json"])
         self._stack.close()
-        paths = [(Path(name).stem, self.run_dir / name) for name in ("report.html", "trace.json", "result.json")]
+        names = ("report.html", *(("trace.json",) if named else ()), "result.json")
+        paths = [(Path(name).stem, self.run_dir / name) for name in names]
         show_result(self.console, self.run, [(name, os.path.relpath(path)) for name, path in paths], hints)
 
 

@@ -27,6 +27,7 @@ from gpp.app.stopping import held_back
 from gpp.errors import GppError, Infeasible, OffPace, WorkerFailed
 from gpp.files import copy
 from gpp.replan import DevicePace, Replaced, Replan, Switch, at_speeds, without
+from gpp.report.draw import text
 from gpp.runtime.mode import course_run
 from gpp.runtime.worker.announced import announce
 from gpp.runtime.worker.announced import announced as announced_at
@@ -317,8 +318,8 @@ class _ReplannedTraining(_ReplannedRun):
             gain_s = (1.0 - found.after_s / found.before_s) * self.plan.minibatch_size / rate * counted
             if gain_s <= pause_s:
                 if not self._unpaid:
-                    words = f"another plan would gain {gain_s:.3g} s in {counted} steps, and the switch takes {pause_s:.3g} s"
-                    self._progress.warn(f"{words}: the plan stays until one pays")
+                    words = f"another plan would gain {text.seconds(gain_s)} in {counted} steps, and the switch takes"
+                    self._progress.warn(f"{words} {text.seconds(pause_s)}: the plan stays until one pays")
                 self._unpaid = True
                 return counted == left  # it never will
             announce(self._run_dir, len(self.replaced), job)

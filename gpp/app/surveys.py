@@ -32,7 +32,7 @@ STEPS = 3
 
 def compare_strategies(experiment: Experiment, captured: Captured, problem: Problem, recorder: Recorder) -> None:
     """The plan of each strategy for one problem, and what the best one gains."""
-    attempts = compare(experiment.strategies, problem, lambda name: recorder.pass_by(f"planning with {name} ..."))
+    attempts = compare(experiment.strategies, problem, lambda name: recorder.console.pass_by(f"planning with {name} ..."))
     best = recorder.compared(attempts)
     if best is None or best.plan is None or best.predicted is None:
         return
@@ -49,7 +49,7 @@ def largest_batches(experiment: Experiment, captured: Captured, problem: Problem
     """The largest micro-batch of each strategy, and with `confirm` what real workers say to it."""
 
     def trying(name: str, size: int) -> None:
-        recorder.pass_by(f"planning with {name}, micro-batch {size} ...")
+        recorder.console.pass_by(f"planning with {name}, micro-batch {size} ...")
 
     found = list[LargestMicrobatch]()
     for strategy in experiment.strategies:
@@ -88,7 +88,7 @@ def _confirm(
     folder = recorder.run_dir / "confirmed" / strategy.name
 
     def end_of(size: int, own: Plan) -> tuple[str, Outcome]:
-        recorder.pass_by(f"running {strategy.name}, micro-batch {size} ...")
+        recorder.console.pass_by(f"running {strategy.name}, micro-batch {size} ...")
         return _end(experiment, captured, at_size(problem, size, boundary.microbatches), strategy, own, folder / str(size))
 
     at, outcome = end_of(boundary.microbatch_size, plan)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,13 +53,20 @@ MODES = {
 """What a run does, in a line each."""
 EXAMPLES = """\
 Examples:
-  python run.py                                                  plan and train the default model on this machine
-  python run.py model=mmt_small strategy=sequential              pick parts
-  python run.py -m strategy=graphpipe,sequential model=mmt_small,digits      every combination, one table
-  python run.py model=mmt cluster=summit_8x4 mode=plan           plan for 32 V100s and explain the plan; no V100 is needed
-  python run.py model=mmt cluster=summit_8x4 mode=compare 'strategies=[graphpipe,sequential,even]'      their plans side by side
-  python run.py mode=new path=../mine                            write a repository for a model and data of your own
-  python run.py -cd sweeps -cn compare_local                     four models x all strategies, with a report
+  # plan and train the default model on this machine
+  python run.py
+  # pick parts
+  python run.py model=mmt_small strategy=sequential
+  # every combination, one table
+  python run.py -m strategy=graphpipe,sequential model=mmt_small,digits
+  # plan for 32 V100s and explain the plan; no V100 is needed
+  python run.py model=mmt cluster=summit_8x4 mode=plan
+  # plans of three strategies side by side
+  python run.py model=mmt cluster=summit_8x4 mode=compare 'strategies=[graphpipe,sequential,even]'
+  # write a repository for a model and data of your own
+  python run.py mode=new path=../mine
+  # four models x all strategies, with a report
+  python run.py -cd sweeps -cn compare_local
 """
 PLUGINS = {
     ("hydra/sweeper", "optuna"): "hydra-optuna-sweeper",
@@ -70,6 +78,8 @@ FAR = 8
 """Words whose lengths differ by more are not compared letter by letter."""
 FOLDER_WORDS = ("run_dir", "output_dir", "out_dir", "outdir", "default_root_dir", "project_dir")
 """The folder of a run, in the words of others."""
+NAMES = 23
+"""Columns of the name of an option in `--help`."""
 ALL_SETTINGS = "see python run.py --cfg job for all settings, and --help for all options"
 
 
@@ -235,16 +245,27 @@ def at(node: Any, path: str) -> Any:
     return node
 
 
-def help_text(vocabulary: Vocabulary) -> str:
-    """The text of `--help`: every option with the first line of its file, commands as this one was typed."""
+def help_text(vocabulary: Vocabulary, width: int | None = None) -> str:
+    """The text of `--help`: every option with the first line of its file, commands as this one was typed.
+
+    Args:
+        width: columns of the terminal, at which what an option is goes on below itself; None leaves an option a line.
+    """
+
+    def entry(name: str, words: str) -> str:
+        room = max(width - NAMES - 1, NAMES) if width else len(words) + 1
+        lines = textwrap.wrap(words, room, break_long_words=False, break_on_hyphens=False) or [""]
+        return f"  {name:<{NAMES - 3}} " + f"\n{' ' * NAMES}".join(lines)
+
     lines = [
-        "Graph pipeline parallelism: plan, simulate, train and compare models with branches.",
+        "Graph pipeline parallelism: plan, simulate, train and compare branched models.",
         "",
-        "usage: python run.py [GROUP=OPTION ...] [KEY=VALUE ...]      -m: every combination of comma lists",
+        "usage: python run.py [GROUP=OPTION ...] [KEY=VALUE ...]",
+        "       -m: every combination of comma lists",
         "",
         EXAMPLES,
         "Modes (mode=...)",
-        *(f"  {name:<20} {words}" for name, words in MODES.items()),
+        *(entry(name, words) for name, words in MODES.items()),
         "",
     ]
     for group, title in GROUPS.items():
@@ -253,7 +274,7 @@ def help_text(vocabulary: Vocabulary) -> str:
             # The first comment line of its file that is not Hydra's own.
             said = vocabulary.file(group, name).read_text().splitlines()
             words = next((line.lstrip("# ") for line in said if line.startswith("#") and not line.startswith("# @package")), "")
-            lines.append(f"  {name:<20} {words}")
+            lines.append(entry(name, words))
         lines.append("")
-    lines.append("Settings: python run.py --cfg job      Hydra's own help: python run.py --hydra-help")
+    lines += ["Settings: python run.py --cfg job", "Hydra's own help: python run.py --hydra-help"]
     return "\n".join(lines).replace("python run.py", " ".join(invocation()))

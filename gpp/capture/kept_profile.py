@@ -21,6 +21,7 @@ from gpp.cost.load import Load
 from gpp.cost.models.profiled import GraphProfile, Profiled, Spot, sample_counts
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import Op, OpGraph
+from gpp.serialization import check_sealable
 
 SPOT_S, SPOTS, SPOTS_S = 0.02, 2, 0.3
 """Seconds that a checked operator takes at most, their number, and the seconds of a check, in which the load of the machine, which
@@ -56,6 +57,7 @@ def measured(
         recheck(why)
         found = None
     if found is None or found.sample_counts[-1] < counts[-1]:
+        check_sealable(cost.path(graph, setting), "cost.cache_dir")
         found = profile(
             captured,
             graph,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from gpp.cluster import Cluster
 from gpp.cost.holding import Holding
 from gpp.cost.problem import Remembered
+from gpp.errors import InvalidConfig
 from gpp.graph.op_graph import OpGraph
 from gpp.plan.plan import Plan
 from gpp.program.kinds import KINDS, pass_seconds
@@ -42,6 +43,12 @@ class AbstractSchedule(ABC):
     backward and a forward take turns, as in 1F1B; in GPipe, which holds all, no forward is left."""
     drains: ClassVar[bool] = True
     """Whether the pipeline is empty after each mini-batch, so that a program is one of them; else it may be any number."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not isinstance(cls.__dict__.get("holds", Holding()), Holding | property):
+            fix = f"write holds = EVERYTHING, DEPTH or Holding(ahead=...) in class {cls.__name__}, all of gpp.cost.holding"
+            raise InvalidConfig("strategy.schedule", cls.__qualname__, "has a `holds` that is no Holding", fix)
 
     @property
     def name(self) -> str:

@@ -117,7 +117,7 @@ def _run_page(run: RunFiles, page: dict[str, Any]) -> str:
         model=result.get("model") or run.name,
         status="under way" if run.under_way else result["status"],
         facts=[("run", run.name), *((name, result.get(name)) for name in ("strategy", "cluster", "engine") if result.get(name))],
-        reason=reason or result.get("reason") or "",
+        reason=reason or ("" if run.under_way else result.get("reason")) or "",
         warnings=(),
         command=run.identity.command,
         files=(),

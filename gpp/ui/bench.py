@@ -115,7 +115,8 @@ class Bench:
         problem = replace(problem, overheads=overheads_of(run_dir))
         plan = read_json(Plan, job / "plan.json") if kept else None
         strategies = _strategies([experiment.strategy, *experiment.strategies])
-        schedules = _schedules([experiment.strategy.schedule, *(exporter.schedules if exporter else ())])
+        trains = mode_named(experiment.mode) is None
+        schedules = schedules_offered([experiment.strategy.schedule, *(exporter.schedules if exporter else ())], trains=trains)
         found = read_json(ResultFile, run_dir / RESULT) if (run_dir / RESULT).exists() else None
         made = tuple(_controls(problem, list(strategies), list(schedules)))
         starts = (
@@ -321,11 +322,13 @@ def _strategies(own: Sequence[Strategy]) -> dict[str, Strategy]:
     return {each.name: each for each in [*(one for one in reversed(beside) if one), *reversed(own)]}
 
 
-def _schedules(own: Sequence[AbstractSchedule]) -> dict[str, AbstractSchedule]:
-    """The run's schedules, the strategy's first, and the synchronous ones that any strategy may have, by name."""
-    offered: dict[str, AbstractSchedule] = {"1f1b": OneFOneB(), "gpipe": GPipe()}
-    for added in mechanism.found("schedules", "OFFERED", dict).values():
-        offered |= added
+def schedules_offered(own: Sequence[AbstractSchedule], *, trains: bool) -> dict[str, AbstractSchedule]:
+    """The run's schedules, the strategy's first, and the synchronous ones that any strategy may have that trains, by name."""
+    offered = dict[str, AbstractSchedule]()
+    if trains:
+        offered = {"1f1b": OneFOneB(), "gpipe": GPipe()}
+        for added in mechanism.found("schedules", "OFFERED", dict).values():
+            offered |= added
     return {**{each.name: each for each in reversed(own) if each not in offered.values()}, **offered}
 
 

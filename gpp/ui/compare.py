@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from gpp.errors import GppError, counted, written
-from gpp.formats.pipeedge.yaml import read_yaml
+from gpp.errors import counted, written
 from gpp.graph.op_graph import OpGraph
 from gpp.graph.series_parallel import branches
 from gpp.plan.plan import Plan
@@ -17,12 +16,11 @@ from gpp.report.draw.stage_graph import device_words, module_names
 from gpp.report.draw.timelines import span_s
 from gpp.report.run.key_figures import key_figures
 from gpp.report.run.problem_page import plan_drawings
-from gpp.report.sweep.jobs import EMULATE, flatten
+from gpp.report.sweep.jobs import EMULATE
 from gpp.ui.runs import RunFiles
-from gpp.ui.settings import CONFIG
 
-PATHS = ("cache_dir", "cost.cache_dir")
-"""Settings that say where, not what."""
+ASIDE = ("cache_dir", "cost.cache_dir", "logger.")
+"""The beginnings of settings that say where, not what."""
 
 
 def comparison(first: RunFiles, second: RunFiles) -> dict[str, Any]:
@@ -68,17 +66,10 @@ def _figures(both: Mapping[str, RunFiles]) -> PageTable:
 
 def _settings(first: RunFiles, second: RunFiles) -> PageTable:
     """The settings in which they differ."""
-    a, b = (_flat(run) for run in (first, second))
-    names = [name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name) and name not in PATHS]
+    a, b = first.settings, second.settings
+    names = [name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name) and not name.startswith(ASIDE)]
     rows = [[name, _word(a, name), _word(b, name)] for name in names]
     return PageTable(columns=[Column(name=name, kind="c") for name in ("setting", "A", "B")], rows=rows)
-
-
-def _flat(run: RunFiles) -> dict[str, Any]:
-    try:
-        return flatten(read_yaml(dict, run.path / CONFIG, setting="RUN_DIR"))
-    except GppError:
-        return {}
 
 
 def _word(settings: Mapping[str, Any], name: str) -> str:

@@ -10,15 +10,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar, final
+from typing import Any, TypeVar, final
 from urllib.parse import urlencode
 
 from gpp.app.recording import Timelines
 from gpp.errors import GppError
+from gpp.formats.pipeedge.yaml import read_yaml
 from gpp.report.draw import text
 from gpp.report.draw.page import Cell, Column, PageTable
 from gpp.report.draw.svg import Drawing, element
-from gpp.report.sweep.jobs import RESULT, ResultFile, source_of
+from gpp.report.sweep.jobs import RESULT, ResultFile, flatten, source_of
 from gpp.runtime.run_dir import RUN, RunIdentity, is_locked, run_of
 from gpp.serialization import read_json
 from gpp.ui.settings import CONFIG
@@ -50,7 +51,18 @@ class RunFiles:
         if (found := self.read(ResultFile, RESULT)) is not None:
             return found
         words = "under way" if is_locked(self.path) else "no result.json that can be read: it was ended from outside"
-        return ResultFile(status="failed", reason=words)
+        model, strategy, cluster, engine = (
+            self.settings.get(f"{part}.name") for part in ("model", "strategy", "cluster", "engine")
+        )
+        return ResultFile(status="failed", reason=words, model=model, strategy=strategy, cluster=cluster, engine=engine)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Its settings by dotted names; none where they cannot be read."""
+        try:
+            return flatten(read_yaml(dict, self.path / CONFIG, setting="RUN_DIR"))
+        except GppError:
+            return {}
 
     @property
     def under_way(self) -> bool:

@@ -34,7 +34,8 @@ def test_turns_are_compared_pair_by_pair() -> None:
     ],
 )
 def test_what_was_measured_is_said_both_ways(own: list[float], rival: list[float], words: str) -> None:
-    found = Gains(gains=(gain_of_rounds(RIVAL, own, rival),), measured=True, rounds=3, steps=4, taken=0.0, workers=2, cores=2)
+    gain = gain_of_rounds(RIVAL, own, rival)
+    found = Gains(gains=(gain,), measured=True, rounds=3, steps=4, taken=0.0, workers=2, cores=2, waits=0.2)
     lines = gain_lines(found)
     gained = rival[0] > own[0]
     assert lines[0].startswith("Gained (measured): " if gained else "Nothing gained (measured): ") and words in lines[0]
@@ -43,12 +44,13 @@ def test_what_was_measured_is_said_both_ways(own: list[float], rival: list[float
 
 def test_why_nothing_was_gained() -> None:
     lost = gain_of_rounds(RIVAL, [2.0], [1.0])
-    base = Gains(gains=(lost,), measured=True, rounds=1, steps=4, taken=0.0, workers=4, cores=2)
+    base = Gains(gains=(lost,), measured=True, rounds=1, steps=4, taken=0.0, workers=4, cores=2, waits=0.2)
+    assert len(gain_lines(replace(base, workers=1, waits=0.001))) == 2  # a device that never waits loses nothing by it
     assert "4 workers share 2 cores" in gain_lines(base)[1]
     assert "Other programs" in gain_lines(replace(base, taken=0.5))[1]
     assert "larger models" in gain_lines(replace(base, workers=2))[1]
     hoped = replace(base, workers=2, gains=(replace(lost, foreseen=1.4),))
-    assert "Predicted was 1.40× as fast as one device" in gain_lines(hoped)[1]
+    assert "The prediction was 1.40× as fast as one device" in gain_lines(hoped)[1]
     cut = replace(base, workers=2, work=1.69, pieces=(32, 256))
     assert "micro-batches of 32 samples, which compute for 69 % longer" in gain_lines(cut)[1]
     nothing = Gain(over=ONE_DEVICE, own_s=1.0, rival_s=None, reason="it does not fit.")
@@ -59,6 +61,7 @@ def test_why_nothing_was_gained() -> None:
 def test_equal_predictions_are_equal_but_for_rounding() -> None:
     equal = Gain(over=ONE_DEVICE, own_s=1.0, rival_s=1.0 + 1e-15, low=1.0 + 1e-15, high=1.0 + 1e-15)
     assert "as fast as one device" in gain_lines(Gains(gains=(equal,)))[0]
+    assert " a request against " in gain_lines(Gains(gains=(equal,), one="request"))[0]
 
 
 def test_one_device_has_a_plan_where_smaller_micro_batches_fit() -> None:

@@ -43,6 +43,16 @@ def test_no_words_overlap_or_leave_the_page(browser: Browser, pages: dict[str, P
     assert browser.requests and set(browser.requests) <= {page.as_uri() for page in pages.values()}
 
 
+def test_a_row_of_many_stages_keeps_its_device(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["run"], 390)
+    words = browser.run("""(panel => {
+        panel.rows[1].stages = Array(20).fill(10);
+        panel.draw();
+        return panel.labels.map(({ words }) => words);
+    })(gpp.timelines[0].panels[0])""")
+    assert sum(each.startswith("s") and each.endswith("… d1") for each in words) == 1, words
+
+
 def test_the_check_of_layout_finds_faults(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["run"], 900)
     browser.run("""document.querySelector("h1").style.cssText = "font-size:7px;width:1000px;margin-bottom:-30px" """)

@@ -1,6 +1,7 @@
 """Workers that others start: what is printed, what is refused, what is made of what they leave."""
 
 import json
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -148,6 +149,13 @@ def test_a_folder_that_is_deleted_under_a_run_ends_it(tmp_path: Path) -> None:
     (tmp_path / "rank_0.jsonl").unlink()
     with pytest.raises(WorkerFailed, match="was deleted or moved"):
         logs.poll()
+
+
+def test_a_process_that_a_library_ends_leaves_its_last_words(tmp_path: Path) -> None:
+    (words := tmp_path / "stderr.log").write_text("terminate called\n")
+    found = failure(tmp_path, {0: 1, 1: -signal.SIGABRT}, {1: str(words)})
+    assert (found.rank, found.traceback, found.gone) == (1, "terminate called\n", (1,))
+    assert "killed by SIGABRT; a library ends its process so" in str(found) and "ulimit -u" in str(found)
 
 
 def test_the_first_cause_is_told_from_what_came_of_it(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from gpp import GPipe, OneFOneB
 from gpp.cost.holding import EVERYTHING
 from gpp.cost.regime import Regime
-from gpp.errors import MalformedProgram
+from gpp.errors import InvalidConfig, MalformedProgram
 from gpp.plan.build import make_plan
 from gpp.program.kinds import Action
 from gpp.program.program import Program, check_program, reduce_groups
@@ -185,3 +185,8 @@ def test_the_global_norm_is_a_meeting_of_all_devices() -> None:
     assert len(ends) == 1
     with pytest.raises(MalformedProgram, match="never reach"):
         check_program(Program(num_samples=4, actions={**program.actions, 2: program.actions[2][:-2]}))
+
+
+def test_a_method_called_holds_is_refused_where_the_class_is_written() -> None:
+    with pytest.raises(InvalidConfig, match=r"Mine: has a `holds` that is no Holding.*write holds = EVERYTHING"):
+        type("Mine", (StageSchedule,), {"holds": lambda self, plan, stage: 1})

@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from gpp import Even, Plan
+from gpp import Even, GPipe, Plan
 from gpp.cost.overheads import NOTHING, Overheads
 from gpp.errors import InvalidConfig
 from gpp.runtime.job import Job
+from gpp.schedules.forward_only import ForwardOnly
 from gpp.serialization import from_json, read_json, to_json
 from gpp.ui import moved
-from gpp.ui.bench import AUTO, EXPORTERS, Bench, PlanQuestion, question
+from gpp.ui.bench import AUTO, EXPORTERS, Bench, PlanQuestion, question, schedules_offered
 from gpp.ui.moved import moves
 from gpp.ui.settings import FACTORIES, restored
 from tests.support.conf import CONF
@@ -224,6 +225,11 @@ def test_the_farther_a_stage_is_dragged_the_more_goes_along() -> None:
 
 def _stage(plan: Plan, op: int) -> int:
     return next(s for s, stage in enumerate(plan.stages) if op in stage.ops)
+
+
+def test_what_trains_nothing_is_offered_its_own_schedule() -> None:
+    assert list(schedules_offered([ForwardOnly()], trains=False)) == ["forward_only"]
+    assert list(schedules_offered([GPipe()], trains=True))[:2] == ["1f1b", "gpipe"]
 
 
 def test_what_no_page_asks_is_refused(bench: Bench) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from starlette.testclient import TestClient
 from gpp.errors import InvalidConfig
 from gpp.ui.app import application
 from gpp.ui.command import main, serve
+from gpp.ui.compare import _settings
 from gpp.ui.runs import found_runs
 from tests.support.page_check import parse
 
@@ -139,6 +141,21 @@ def test_a_run_that_cannot_be_planned_again_says_why(folder: Path, tmp_path: Pat
     with TestClient(application(tmp_path, hosts=frozenset({HOST}), key=KEY), base_url=BASE) as client:
         words = " ".join(parse(client.get("/run", params={"run": "run", "key": KEY}).text).words)
     assert "elsewhere.optimizers" in words and "--trust elsewhere" in words
+
+
+def test_loggers_are_no_difference_between_runs() -> None:
+    old, new = (SimpleNamespace(settings=each) for each in ({"logger.wandb.mode": "offline", "steps": 2}, {"steps": 3}))
+    assert _settings(old, new).rows == [["steps", "2", "3"]]  # type: ignore[arg-type]
+
+
+def test_a_run_under_way_is_named_by_its_settings(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(folder / "towers" / "graphpipe", tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    monkeypatch.setattr("gpp.ui.runs.is_locked", lambda path: True)
+    with TestClient(application(tmp_path, hosts=frozenset({HOST}), key=KEY), base_url=BASE) as client:
+        page = client.get("/run", params={"run": "run", "key": KEY}).text
+    assert {"candle_uno_small", "graphpipe", "summit_1x4", "simulate"} <= set(parse(page).words)
+    assert page.count("under way") == 1 and 'class="status failed"' not in page
 
 
 SLOW = """

@@ -63,7 +63,8 @@ class BoundTables(NamedTuple):
             op = int(np.argmin(fits.any(axis=0)))
             need = float(alone.peak(held)[:, op].min())
             raise Infeasible(
-                f"operator {graph.ops[op].name} alone needs {need:.3e} bytes, more than any device has", f"memory_bytes={need:.3e}"
+                f"operator {graph.ops[op].name} alone needs {need:.3e} bytes, more than any device has",
+                f"cluster.memory_bytes={need:.3e}",
             )
         return cls(
             micro=micro,

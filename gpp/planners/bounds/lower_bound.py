@@ -383,7 +383,7 @@ def _simple(tables: BoundTables, problem: Problem) -> tuple[float, dict[str, flo
     if need > t.total_memory * ROUNDING:
         raise Infeasible(
             f"the operators need {need:.3e} bytes together, the cluster has {t.total_memory:.3e}",
-            f"memory_bytes={need / problem.cluster.num_devices:.4g} on every device",
+            f"cluster.memory_bytes={need / problem.cluster.num_devices:.4g} on every device",
         )
     passes, before = t.forward + t.backward, producers_of(problem.graph)
     least = np.where(t.fits, passes, np.inf).min(axis=0)

@@ -112,7 +112,7 @@ def _explained(problem: Problem, attempt: Attempt) -> Infeasible:
 def _remedy(problem: Problem, memory_bytes: float, attempt: Callable[[Problem], object | None]) -> str:
     """The words of a remedy: so much memory, or a smaller micro-batch with which a plan is found."""
     named = _rounded_up(memory_bytes)
-    remedy = f"{_bytes(named)} on every device (memory_bytes={named:.{DIGITS}g})"
+    remedy = f"{_bytes(named)} on every device (cluster.memory_bytes={named:.{DIGITS}g})"
     # A model that runs at one batch size only has no other one.
     sizes = problem.microbatch_size is not None and problem.max_replicas != 1
     if sizes and (b := _smaller_microbatch(problem, attempt)) is not None:

@@ -12,11 +12,17 @@ from gpp.analysis.max_batch import LargestMicrobatch
 from gpp.errors import counted
 from gpp.report.draw import text
 from gpp.report.draw.page import Cell, Column, PageTable
-from gpp.report.run.console import new_table, show_heading
+from gpp.report.run.console import new_table, show_heading, with_room
 from gpp.report.run.record import RunRecord
 from gpp.report.run.result import peak_memory
 
 WORDS = ("strategy", "on workers")
+FIRST_TO_GO = ("micro-batches", "samples/s", "memory", "step")
+"""Columns that give way in a narrow terminal, in this order."""
+LEGEND = (
+    "The number of micro-batches of a mini-batch stays; the mini-batch grows with b, the samples of a micro-batch. Refused: the "
+    "next size that was tried, for which there is no plan."
+)
 
 
 def cells(boundary: LargestMicrobatch) -> dict[str, str]:
@@ -69,10 +75,14 @@ def ends(boundaries: Sequence[LargestMicrobatch]) -> list[str]:
 def show_boundaries(console: Console, run: RunRecord) -> None:
     """Print heading, table, and why each strategy's next size is refused."""
     show_heading(console, run.result, f"largest micro-batches of {counted(len(run.boundaries), 'strategy')}")
-    names, rows = _rows(run.boundaries)
+    every, rows = _rows(run.boundaries)
+    found = [dict(zip(every, row, strict=True)) for row in rows]
+    names = with_room(found, FIRST_TO_GO, console.width)
     table = new_table("", *((name, "left" if name in WORDS else "right") for name in names))
-    for row in rows:
-        table.add_row(*map(escape, row))
+    table.columns[0].no_wrap = True
+    for each in found:
+        table.add_row(*(escape(each[name]) for name in names))
     console.print(table)
+    console.print(LEGEND, style="dim")
     for line in ends(run.boundaries):
         console.print(Text(line, style="dim"))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpp.errors import counted
-from gpp.report.compare.boundaries import boundary_table, ends
+from gpp.report.compare.boundaries import LEGEND, boundary_table, ends
 from gpp.report.draw import text
 from gpp.report.draw.charts import grouped_bars
 from gpp.report.draw.page import Cell, Column, PageTable
@@ -17,7 +17,7 @@ from gpp.report.run.gain_words import gain_lines
 from gpp.report.run.key_figures import line_worth_words
 from gpp.report.run.problem_page import plan_drawings, problem_page
 from gpp.report.run.record import RunRecord
-from gpp.report.run.strategies import WORDS, StrategyLine, best_lines, columns, reason_lines, same_plans, strategy_lines
+from gpp.report.run.strategies import WORDS, StrategyLine, best_lines, columns, legend, reason_lines, same_plans, strategy_lines
 
 
 def compare_report(run: RunRecord) -> str:
@@ -40,7 +40,9 @@ def compare_report(run: RunRecord) -> str:
         files=[("result.json", "figures"), ("trace.json", "the best one's, for ui.perfetto.dev"), *plans],
         boundaries=boundary_table(run.boundaries),
         ends=ends(run.boundaries),
+        boundary_legend=LEGEND,
         strategies=_table(found, groups),
+        legend=legend(columns(found)),
         best=[
             *best,
             *(gain_lines(run.judged.gains) if run.judged.gains else ()),
@@ -90,6 +92,8 @@ def _bars(groups: Sequence[Sequence[StrategyLine]], run: RunRecord) -> Drawing |
     covered = [bound is None or own is not None for own in limits_of]
     which = " that drains" * (not all(line.attempt.drains for line in found)) + " that keeps all activations" * (not all(covered))
     limits = [line.bound and own and own.iteration_s for line, own in zip(found, limits_of, strict=True)]
+    # The bound of plans that have several stages on a device holds for all; that of the others may be higher.
+    which = " of its kind" * (len(set(filter(None, limits))) > 1) + which
     return grouped_bars(
         [_names(group) for group in groups],
         [("iteration time", PREDICTED, values)],

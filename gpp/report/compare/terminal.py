@@ -9,27 +9,21 @@ from rich.text import Text
 
 from gpp.errors import counted
 from gpp.report.draw import text
-from gpp.report.run.console import new_table, show_heading
+from gpp.report.run.console import new_table, show_heading, with_room
 from gpp.report.run.key_figures import line_worth_words
 from gpp.report.run.record import RunRecord
-from gpp.report.run.strategies import WORDS, best_lines, columns, reason_lines, strategy_lines
+from gpp.report.run.strategies import WORDS, best_lines, columns, legend, reason_lines, strategy_lines
 
 FIRST_TO_GO = ("samples/s", "devices", "depth", "status", "own objective", "memory", "stages")
-"""Columns that are left out, in this order, where a terminal has no room for all."""
+"""Columns that give way in a narrow terminal, in this order."""
 
 
-def compare_table(run: RunRecord, width: int) -> Table:
-    """A row for every strategy, with the columns for which there is room."""
+def compare_table(run: RunRecord, width: int) -> tuple[Table, str]:
+    """A row for every strategy, with the columns for which there is room; and what these mean."""
     found = strategy_lines(run.attempts, run.judged.bound)
-    rows = [line.cells() for line in found]
-    names = columns(found)
-
-    def needed() -> int:
-        return sum(max(len(name), *(len(row[name]) for row in rows)) + 2 for name in names)
-
-    for name in FIRST_TO_GO:
-        if needed() > width and name in names:
-            names.remove(name)
+    shown = columns(found)
+    rows = [{name: line.cells()[name] for name in shown} for line in found]
+    names = with_room(rows, FIRST_TO_GO, width)
     table = new_table("", *((name, "left" if name in WORDS else "right") for name in names))
     table.columns[0].no_wrap = True
     for line, cells in zip(found, rows, strict=True):
@@ -37,7 +31,7 @@ def compare_table(run: RunRecord, width: int) -> Table:
             cells["predicted"] = "no plan"
         style = "bold green" if line.is_best else "" if line.attempt.status == "ok" else "yellow"
         table.add_row(*[escape(cells[name]) for name in names], style=style)
-    return table
+    return table, legend(names)
 
 
 def show_comparison(console: Console, run: RunRecord) -> None:
@@ -50,7 +44,9 @@ def show_comparison(console: Console, run: RunRecord) -> None:
             f"{counted(run.graph.num_ops, 'operator')} on {counted(run.cluster.num_devices, 'device')}{batch}",
             style="dim",
         )
-    console.print(compare_table(run, console.width))
+    table, meanings = compare_table(run, console.width)
+    console.print(table)
+    console.print(meanings, style="dim")
     for line in reason_lines(run.attempts):
         console.print(Text(line, style="yellow"))
     for kind, line in best_lines(strategy_lines(run.attempts, run.judged.bound)):

@@ -36,14 +36,15 @@ def grouped_bars(
         show: a value as text.
         size: width, at most, and height in pixels.
         limits: name in the legend, and height of a line across each group; the legend alone has it from LIMIT_IN_SIGHT times the
-            bars on.
+            bars on, and the lowest beside the highest.
         notes: short text in place of the bars of a group that has none.
         stages: the stages that each group is about, for the links between drawings.
     """
     (width, height), (limit_name, heights) = size, limits
     known = [v for _, _, values in series for v in values if v is not None and math.isfinite(v)]
     top = max(known, default=0.0) or 1.0
-    limit = max((v for v in heights if v is not None), default=0.0)
+    drawn = [v for v in heights if v is not None]
+    low, limit = min(drawn, default=0.0), max(drawn, default=0.0)
     shown_limit = 0 < limit < LIMIT_IN_SIGHT * top
     high = max(top, limit if shown_limit else 0.0) * 1.08
     left, foot, head = 64.0, 34.0, 30.0
@@ -76,7 +77,8 @@ def grouped_bars(
         if own is not None:
             y = frame.base - own * frame.scale
             out.append(line(centre - slot * 0.42, y, centre + slot * 0.42, y, LIMIT, 1.6, stroke_dasharray="5 3"))
-    legend, end = _bar_legend(series, left, f"{limit_name} {show(limit)}" if limit > 0 else "", shown_limit)
+    limit_words = f"{limit_name} {show(low)}{'' if show(low) == show(limit) else f' to {show(limit)}'}"
+    legend, end = _bar_legend(series, left, limit_words if limit > 0 else "", shown_limit)
     return picture(max(left + slot * len(groups) + 8, end, 340.0), height, out + legend, title)
 
 

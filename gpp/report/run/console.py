@@ -8,14 +8,14 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.control import Control
-from rich.segment import Segment
+from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -35,15 +35,21 @@ class SafeConsole(Console):
     """A console that prints what it is given and never obeys it: a name with escape sequences is written as they are."""
 
     heard: Callable[[str], None] | None = None
-    """Told the plain text of all that is printed, apart from what the next line overwrites."""
+    """Told the plain text of all that is printed, apart from what is passed by."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(*objects, **options)
-        passing = options.get("end") == "\r" or all(isinstance(thing, Control) for thing in objects)
-        if self.heard is not None and objects and not passing:
+        if self.heard is not None and not all(isinstance(thing, Control) for thing in objects):
             told = io.StringIO()
             SafeConsole(file=told, width=self.width, highlight=False).print(*objects, **options)
             self.heard(told.getvalue())
+
+    def pass_by(self, words: str) -> None:
+        """Say on a terminal what goes on; the next line takes its place."""
+        if self.is_terminal:
+            room = max(0, min(60, self.width - 1))
+            super().print(Text(words[:room].ljust(room), style="dim"), end="")
+            self.control(Control(ControlType.CARRIAGE_RETURN))
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
@@ -77,6 +83,20 @@ def new_table(title: str, *columns: tuple[str, str]) -> Table:
     return table
 
 
+def with_room(rows: Sequence[Mapping[str, str]], first_to_go: Sequence[str], width: int) -> list[str]:
+    """The columns for which a table has room.
+
+    Args:
+        rows: a text for each column.
+        first_to_go: columns that are left out where there is no room for all, in this order.
+    """
+    names = list(rows[0])
+    for name in first_to_go:
+        if sum(max(len(each), *(len(row[each]) for row in rows)) + 2 for each in names) > width and name in names:
+            names.remove(name)
+    return names
+
+
 def show_heading(console: Console, result: Mapping[str, Any], subject: object) -> None:
     """Print model, subject, cluster and engine in a line."""
     ends = f" · cluster {result.get('cluster')} · engine {result.get('engine')}"
@@ -86,13 +106,16 @@ def show_heading(console: Console, result: Mapping[str, Any], subject: object) -
 class StepProgress:
     """A progress bar in a terminal, one line every `every_s` seconds elsewhere.
 
+    Args:
+        one: what is counted.
+
     Example:
         >>> with StepProgress(console, total=100) as progress:  # doctest: +SKIP
         ...     progress.update(step=1, loss=2.3, samples_per_s=120.0)
     """
 
-    def __init__(self, console: Console, total: int, *, every_s: float = 5.0) -> None:
-        self._console, self._total, self._every_s = console, total, every_s
+    def __init__(self, console: Console, total: int, *, one: str = "step", every_s: float = 5.0) -> None:
+        self._console, self._total, self._one, self._every_s = console, total, one, every_s
         self._began = self._printed = time.monotonic()
         self._line = self._said = ""
         self._first: tuple[int, float] | None = None
@@ -101,7 +124,7 @@ class StepProgress:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
             columns = [
-                TextColumn("step"),
+                TextColumn(one),
                 MofNCompleteColumn(),
                 BarColumn(bar_width=None),
                 TextColumn("{task.fields[facts]}"),
@@ -134,7 +157,7 @@ class StepProgress:
         left = [f"{text.seconds((now - since) / (step - first) * (self._total - step))} left"] if step > first else []
         # At the end the run's own table has the throughput: of a typical step, and not of the last.
         when = [*facts, *left] if step < self._total else [*said, f"in {text.seconds(now - self._began)} with the workers' start"]
-        self._line = "  ".join([f"step {step}/{self._total}", *when])
+        self._line = "  ".join([f"{self._one} {step}/{self._total}", *when])
         if now - self._printed >= self._every_s:
             self._say(now)
 

@@ -25,7 +25,7 @@ from gpp.report.run.key_figures import worth_words
 from gpp.report.run.record import RunRecord
 
 COMPUTE_FILL = TRUNK.mid
-LEFT, GAP, RIGHT = 76.0, 40.0, 62.0
+LEFT, GAP, RIGHT = 92.0, 40.0, 62.0
 MOST_STAGES = 6
 """Characters of a row's stages that fit beside it."""
 

@@ -59,19 +59,19 @@ def bottleneck_words(explanation: Explanation, run: RunRecord) -> str:
         f"computes {text.seconds(load.compute_s)}{runtime}",
         f"sends or receives {text.seconds(load.transfer_s)} on its busiest link",
         f"reduces and updates {text.seconds(load.all_reduce_s)}",
-        f"uses {text.percent(load.memory_share)} of its memory",
     ]
     mates: list[int] = []  # the other stages of its fullest device
     if plan := run.plan:
         mates = max(([s for s in plan.stages_of_device[d] if s != load.stage] for d in plan.stages[load.stage].devices), key=len)
     theirs_s = sum(explanation.loads[s].busy_s for s in mates)
-    share = f" the other stages there ({text.ranges(mates, 's')}) take {text.seconds(theirs_s)}," if mates else ""
+    share = f"the other stages there ({text.ranges(mates, 's')}) take {text.seconds(theirs_s)}, " if mates else ""
     rest = max(0.0, step - load.seconds - theirs_s)
     gain = explanation.memory_speedup
     memory = f" and by memory (with twice of it: {text.ratio(gain)} as fast)" if gain else ""
     return (
         f"the bottleneck is {what}{others}, bound by {load.kind}{memory}. It {', '.join(parts)}: "
-        f"{text.percent(load.seconds / step if step else None)} of the step;{share} and the device waits for {text.seconds(rest)}."
+        f"{text.percent(load.seconds / step if step else None)} of the step; {share}the device waits for {text.seconds(rest)} "
+        f"and uses {text.percent(load.memory_share)} of its memory."
     )
 
 

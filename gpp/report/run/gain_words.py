@@ -25,23 +25,23 @@ def gain_lines(gains: Gains) -> list[str]:
     what = "Gained" if any(gain.surely_faster and not gain.same for gain in gains.gains) else "Nothing gained"
     if all(gain.rival_s is None for gain in gains.gains):
         what = "Nothing to compare with"
-    lines = [f"{what}{how}: {'; '.join(_gain(gain) for gain in gains.gains)}."]
+    lines = [f"{what}{how}: {'; '.join(_gain(gain, gains.one) for gain in gains.gains)}."]
     beaten_by = [gain.over for gain in gains.gains if not gain.same and gain.rival_s is not None and not gain.surely_faster]
-    if beaten_by:
-        lines.append(_why_not(gains))
+    if beaten_by and (why := _why_not(gains)):
+        lines.append(why)
     if gains.measured:
         turns = f"{gains.rounds} turns each of {gains.steps} steps or more"
-        lines.append(f"For these times all plans took turns on the same workers, {turns}, apart from the run above.")
+        lines.append(f"For the gain all plans took turns on the same workers, {turns}, apart from the run above.")
     return lines
 
 
-def _gain(gain: Gain) -> str:
+def _gain(gain: Gain, one: str) -> str:
     """One rival, as in `26.0 % faster than one device (64.0 ms a step against 80.6 ms)`."""
     if gain.same:
         return f"{gain.over} has the same plan"
     if gain.speedup is None:
         return f"{gain.over} has no plan ({(gain.reason or 'no reason given').rstrip('.')})"
-    both = f"{text.seconds(gain.own_s)} a step against {text.seconds(gain.rival_s)}"
+    both = f"{text.seconds(gain.own_s)} a {one} against {text.seconds(gain.rival_s)}"
     if gain.surely_faster:
         return f"{_apart(gain.speedup, 'faster', 'as fast')} {gain.over} ({both})"
     if gain.surely_slower:
@@ -59,7 +59,7 @@ def _apart(factor: float, more: str, times: str) -> str:
 
 
 def _why_not(gains: Gains) -> str:
-    """Why nothing was gained over a rival."""
+    """Why nothing was gained over a rival; empty where nothing says why."""
     if gains.taken is not None and gains.taken > FELT:
         share = f"{round(100 * gains.taken)} %"
         return f"Other programs had this machine for {share} of one device's time meanwhile: compare again when it is quiet."
@@ -76,10 +76,12 @@ def _why_not(gains: Gains) -> str:
     if gains.measured and missed:
         expected = " and ".join(f"{text.ratio(gain.foreseen)} as fast as {gain.over}" for gain in missed)
         return (
-            f"Predicted was {expected}. Either the machine is busier now than when operators were timed, or the prediction "
+            f"The prediction was {expected}. Either the machine is busier now than when operators were timed, or the prediction "
             "is wrong: compare again while nothing else runs."
         )
     waits = f"{round(100 * gains.waits)} %"
+    if waits == "0 %":
+        return ""
     return f"By the prediction devices wait for {waits} of a step, more than sharing the work saves: larger models gain more."
 
 

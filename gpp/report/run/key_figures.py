@@ -55,13 +55,13 @@ def key_figures(predicted: Metrics | None, measured: Metrics | None) -> tuple[Ke
         for name, attribute, unit in (known.figures if known else ())
     ]
     return (
-        figure("iteration time", "iteration_s", "seconds"),
+        figure(f"time per {known.one}" if known else "iteration time", "iteration_s", "seconds"),
         figure("throughput, samples", "throughput_samples_per_s", "rate"),
         *course,
         *_of_spread(predicted, measured),
         figure("bubble", "bubble_fraction", "percent"),
         KeyFigure(name="peak memory", predicted=peak_memory(predicted), measured=peak_memory(measured), unit="bytes"),
-        figure("communication per step", "communication_bytes", "bytes"),
+        figure(f"communication per {known.one if known else 'step'}", "communication_bytes", "bytes"),
     )
 
 

@@ -21,11 +21,8 @@ from gpp.report.run.record import RunRecord
 from gpp.report.run.result import peak_memory
 from gpp.report.run.stages import stage_lines
 
-FILES = (
-    ("result.json", "figures"),
-    ("trace.json", "open in ui.perfetto.dev"),
-    ("timeline.json", "events"),
-)
+FILES = (("result.json", "figures"),)
+TIMELINE_FILES = (("trace.json", "open in ui.perfetto.dev"), ("timeline.json", "events"))
 STEP_FILES = (("metrics.jsonl", "one line per step"),)
 PLAN_FILES = (
     ("job/plan.json", "the plan: run it again with plan=PATH"),
@@ -46,7 +43,12 @@ def run_report(run: RunRecord) -> str:
         title=f"{result.get('model')} · {result.get('strategy')} · {result.get('cluster')}",
         facts=_facts(run),
         reason=str(result.get("reason") or ""),
-        files=[*FILES, *(STEP_FILES if run.measured else ()), *(PLAN_FILES if run.plan else ())],
+        files=[
+            *FILES,
+            *(TIMELINE_FILES if run.predicted or run.measured else ()),
+            *(STEP_FILES if run.measured else ()),
+            *(PLAN_FILES if run.plan else ()),
+        ],
         cards=_cards(run),
         certificate=proof and (f"By the prediction, {proof}." if run.judged.bound else f"{text.sentence(proof)}."),
         emulation=emulation_words(run),
@@ -125,7 +127,7 @@ def _training_charts(run: RunRecord) -> list[Drawing]:
     charts: list[Drawing | None] = []
     if run.predicted is not None and run.predicted.metrics.course is not None:
         return []
-    if run.outcome.losses:
+    if len(run.outcome.losses) > 1:
         lines = [("training loss", MEASURED, _over_steps(run.outcome.losses, run.first_step))]
         for i, (name, values) in enumerate(run.result.get("loss_terms", {}).items()):
             lines.append((name, tone(i + 1).strong, _over_steps(values, run.first_step)))

@@ -11,10 +11,14 @@ from gpp.cost.overheads import NOTHING
 from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
 from gpp.report.draw import text
-from gpp.report.run.console import new_table
+from gpp.report.run.console import WIDE, new_table
 
 ROWS = 20
 """Operators that are shown: those that take most of the time."""
+LEGEND = (
+    "weights: the part of a backward that can be left for later. in halves: both parts' time over that of the backward at once; "
+    "whole: where that is so long that schedules leave nothing."
+)
 
 
 def show_profile(console: Console, problem: Problem, plan: Plan) -> None:
@@ -29,10 +33,11 @@ def show_profile(console: Console, problem: Problem, plan: Plan) -> None:
     seconds = here.forward_s + here.backward_s
     order = sorted(range(len(seconds)), key=lambda op: (-seconds[op], op))
     both = [("in place", "right"), ("", "right")]
-    late = [("weights", "right"), ("in halves", "right")] if any(profile.apart) else []
+    late = [("weights", "right"), ("in halves", "right")] if any(profile.apart) and console.width >= WIDE else []
+    room = max(16, console.width - (88 if late else 62))
     table = new_table("", ("operator", "left"), ("forward", "right"), *both, ("backward", "right"), *both, *late)
     for op in order[:ROWS]:
-        cells = [escape(problem.graph.ops[op].name)]
+        cells = [escape(text.shorten_path(problem.graph.ops[op].name, room))]
         for before, after in ((alone.forward_s[op], here.forward_s[op]), (alone.backward_s[op], here.backward_s[op])):
             cells += [text.seconds(before), text.seconds(after), text.ratio(text.quotient(after, before))]
         if late:
@@ -48,6 +53,8 @@ def show_profile(console: Console, problem: Problem, plan: Plan) -> None:
     table.add_row(*cells, *((text.seconds(here.weight_s.sum()), "") if late else ()))
     console.print(Text(f"operators on {samples} samples, timed alone, and in place inside {len(profile.in_place)} stages of plans"))
     console.print(table)
+    if late:
+        console.print(LEGEND, style="dim")
     update = profile.update_per_byte()
     lines = [("load", f"other programs had {text.percent(profile.others)} of the processors while the operators were timed")]
     lines += [] if update is None else [("update", f"{text.seconds(update * 1e6)} for 1 MB of parameters")]

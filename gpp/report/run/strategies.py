@@ -15,8 +15,19 @@ from gpp.report.draw.stage_graph import microbatch_words
 from gpp.report.run.result import optimality_gap, peak_memory, plan_dict
 from gpp.timeline import Metrics
 
-WORDS = ("strategy", "status", "own objective")
+WORDS = ("strategy", "status")
 """Columns that hold words; the others hold numbers."""
+MEANINGS = {
+    "× best": "time of a sample over the best strategy's of the same kind, synchronous or asynchronous",
+    "bubble": "the share of their time in which devices wait",
+    "memory": "of the fullest device",
+    "stale": "updates between the weights of a forward and the update that applies its gradient; 0 is what one device computes",
+    "b": "samples of a micro-batch",
+    "search": "time of planning",
+    "own objective": "what the planner itself minimises; all other figures come from one simulator for all",
+    "gap ≤": "how much slower than the best possible plan at most, or than the best in which no device holds several stages",
+}
+"""What columns mean whose names do not say it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +173,13 @@ def columns(found: Sequence[StrategyLine]) -> list[str]:
     """Names of the columns that say something about at least one strategy."""
     empty = set() if any(line.objective for line in found) else {"own objective"}
     empty |= set() if any(not line.attempt.drains for line in found) else {"stale"}
+    empty |= set() if any(line.gap is not None for line in found) else {"gap ≤"}
     return [name for name in found[0].cells() if name not in empty]
+
+
+def legend(names: Sequence[str]) -> str:
+    """What the columns of these names mean."""
+    return " ".join(f"{name}: {MEANINGS[name]}." for name in names if name in MEANINGS)
 
 
 def reason_lines(attempts: Sequence[Attempt]) -> list[str]:

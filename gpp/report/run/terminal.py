@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpp.analysis.gains import judged_s
+from gpp.errors import counted
 from gpp.report.draw import text
 from gpp.report.run.console import PIPE_WIDTH, WIDE, new_table, show_heading
 from gpp.report.run.gain_words import gain_lines, one_stage_lines
@@ -62,13 +63,8 @@ def show_plan(console: Console, run: RunRecord) -> None:
     show_heading(console, result, f"strategy {result.get('strategy')}")
     if plan is None:
         return
-    count = len(plan.stages)
-    console.print(
-        f"{count} stage{'s' * (count != 1)} on {plan.num_devices} device{'s' * (plan.num_devices != 1)}, depth {plan.depth}, "
-        f"mini-batch {plan.minibatch_size}, "
-        f"planned in {text.seconds(plan.search_s)}",
-        style="dim",
-    )
+    where = f"{counted(len(plan.stages), 'stage')} on {counted(plan.num_devices, 'device')}, depth {plan.depth}"
+    console.print(f"{where}, mini-batch {plan.minibatch_size}, planned in {text.seconds(plan.search_s)}", style="dim")
     if words := checked_words(result.get("checked")):
         console.print(Text(words), style="dim")
     if run.graph is not None:
@@ -156,9 +152,8 @@ def show_result(
     known = [v for v in run.outcome.losses if v is not None]
     if known:
         since = f", from step {run.first_step} on" if run.first_step else ""
-        console.print(
-            f"loss {text.significant(known[0], 4)} → {text.significant(known[-1], 4)} in {len(run.outcome.losses)} steps{since}"
-        )
+        over = f"in {counted(len(run.outcome.losses), 'step')}{since}"
+        console.print(f"loss {text.significant(known[0], 4)} → {text.significant(known[-1], 4)} {over}")
     course = run.predicted and run.predicted.metrics.course
     whose = f"{course.made}:" if course else "held-out"
     for name, value in run.result.get("final_metric", {}).items():

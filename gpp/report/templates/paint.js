@@ -9,7 +9,7 @@ function geometry(canvas, panel, view) {
   const width = canvas.clientWidth, narrow = width < 600, rows = panel.rows.length;
   const row = panel.levels ? 34 : rows <= 16 ? 22 : rows <= 40 ? 16 : 11;
   // Margins are those of all panels together, so that an instant stands above itself.
-  const left = Math.min(Math.max(48, 6.4 * panel.longest + 20), width * 0.3);
+  const left = Math.min(Math.max(48, 7.1 * panel.longest + 20), width * 0.3);
   const right = panel.withMemory ? (narrow ? 74 : 124) : narrow ? 8 : 56;
   const pitch = row + (panel.levels ? 8 : 4) + (panel.copies ? 2 * COPY + 2 : 0);
   const inner = Math.max(40, width - left - right);
@@ -34,11 +34,12 @@ function writer(context, labels) {
   };
 }
 
-function fitted(context, words, room) {
-  if (context.measureText(words).width <= room) return words;
+// Words and what stands behind them, in so many pixels; the end of the words gives way.
+function fitted(context, words, room, behind = "") {
+  if (context.measureText(words + behind).width <= room) return words + behind;
   let end = words.length - 1;
-  while (end > 1 && context.measureText(`${words.slice(0, end)}…`).width > room) end--;
-  return `${words.slice(0, end)}…`;
+  while (end > 1 && context.measureText(`${words.slice(0, end)}…${behind}`).width > room) end--;
+  return `${words.slice(0, end)}…${behind}`;
 }
 
 // Names of the rows and what is at their right ends.
@@ -48,7 +49,7 @@ function paintFrame(context, panel, place, write) {
     context.fillStyle = token("idle");
     context.fillRect(place.left, y, place.inner, place.row);
     context.font = `${size}px ${FONT}`;
-    write(fitted(context, row.name, place.left - 18), place.left - 14, middle, { size, align: "right" });
+    write(fitted(context, `s${row.stages.join("+")}`, place.left - 18, ` d${row.device}`), place.left - 14, middle, { size, align: "right" });
     context.fillStyle = token(`${panel.toneOf(row.stages[0]).tone}-strong`);
     context.fillRect(place.left - 9, y, 5, place.row);
     const words = place.narrow ? (row.short ?? "") : row.words;

@@ -23,7 +23,7 @@ from gpp.cluster import GLOO_COLLECTIVE_EFFICIENCY, Cluster, Device, Devices, Li
 from gpp.errors import InvalidConfig, counted
 from gpp.files import TemporaryFolder, open_binary, write_text
 from gpp.runtime.devices import cuda_devices
-from gpp.serialization import seal, to_json, unseal
+from gpp.serialization import check_sealable, seal, to_json, unseal
 from gpp.settings import Count, Positive, arguments
 
 SIZES = tuple(1 << n for n in range(12, 27, 2))
@@ -127,6 +127,7 @@ def speeds(identity: Identity, cache_dir: Path) -> Speeds:
     path = cache_dir.expanduser() / f"{hashlib.sha256(to_json(identity).encode()).hexdigest()[:16]}.json"
     found = unseal(Speeds, path)
     if found is None:
+        check_sealable(path, "cache_dir")
         found = measure(identity)
         seal(path, found, "cache_dir")
     return found

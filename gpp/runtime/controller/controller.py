@@ -151,7 +151,7 @@ def failure(ranks: Path, codes: Mapping[int, int | None], stderrs: Mapping[int, 
     if killed:
         # Whoever sends SIGTERM to one may send it to all; the other signals are their own receiver's.
         first = min(killed, key=lambda rank: killed[rank] == signal.SIGTERM)
-        return WorkerFailed(first, by_signal(killed[first]), gone=tuple(killed))
+        return WorkerFailed(first, by_signal(killed[first]), _last_words(stderrs, first), gone=tuple(killed))
     reports = [json.loads(path.read_text()) for path in ranks.glob("rank_*.error.json")]
     # Among the ranks that saw a hang, the one that sees the most other ranks knows best.
     reports.sort(key=lambda r: (KINDS.index(r["kind"]), r["out"], r["rank"] if r["kind"] == "hang" else r["time"]))
@@ -159,11 +159,16 @@ def failure(ranks: Path, codes: Mapping[int, int | None], stderrs: Mapping[int, 
     if reports and (reports[0]["kind"] in KINDS[:2] or not silent):
         return WorkerFailed(reports[0]["cause"], reports[0]["error"], reports[0]["traceback"])
     rank = min(silent or codes)
-    path = Path(stderrs.get(rank, os.devnull))
-    tail = path.read_text()[-4000:] if path.is_file() else ""
+    tail = _last_words(stderrs, rank)
     if (code := codes[rank]) is None:
         return WorkerFailed(rank, "ended without a word: killed, or its machine is gone", tail, gone=(rank,))
     return WorkerFailed(rank, f"exit code {code}", tail)
+
+
+def _last_words(stderrs: Mapping[int, str], rank: int) -> str:
+    """The end of a rank's standard error."""
+    path = Path(stderrs.get(rank, os.devnull))
+    return path.read_text()[-4000:] if path.is_file() else ""
 
 
 def deleted(rank: int, path: Path) -> WorkerFailed:
@@ -302,6 +307,7 @@ def has_ended(pid: int) -> bool:
 def by_signal(number: int) -> str:
     """That a signal has ended a worker, and who may have sent it."""
     senders = {
+        signal.SIGABRT: "; a library ends its process so where it cannot go on, as without threads (ulimit -u) or memory",
         signal.SIGKILL: "; the kernel does that to a process when memory runs out",
         signal.SIGTERM: ", which this run did not send: a user, a scheduler or a shutdown of the machine did",
     }

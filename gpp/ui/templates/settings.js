@@ -62,14 +62,14 @@ async function settings() {
     const old = before && last && before.entry.status === "ok" ? before.entry : null;
     if (!old) {
       const again = last ? "there is a plan again, and " : "";
-      const step = `${lead} ${again}a step takes ${entry.step}, its devices are idle for ${entry.idle} of it, and the fullest one holds ${entry.peak}.`;
+      const step = `${lead} ${again}a ${entry.one} takes ${entry.step}, its devices are idle for ${entry.idle} of it, and the fullest one holds ${entry.peak}.`;
       return [step, ...searching];
     }
     const ratio = old.step_s / entry.step_s;
     const said = [`${lead}`];
-    if (old.step === entry.step) said[0] += ` a step takes as long as before, ${entry.step}.`;
-    else if (ratio > 1) said[0] += ` a step takes ${entry.step}, ${factor(ratio)} times as fast as before (${old.step}).`;
-    else said[0] += ` a step takes ${entry.step}, ${factor(1 / ratio)} times as long as before (${old.step}).`;
+    if (old.step === entry.step) said[0] += ` a ${entry.one} takes as long as before, ${entry.step}.`;
+    else if (ratio > 1) said[0] += ` a ${entry.one} takes ${entry.step}, ${factor(ratio)} times as fast as before (${old.step}).`;
+    else said[0] += ` a ${entry.one} takes ${entry.step}, ${factor(1 / ratio)} times as long as before (${old.step}).`;
     const idle = old.idle === entry.idle ? "as before" : `${entry.bubble > old.bubble ? "up" : "down"} from ${old.idle}`;
     const peak = old.peak === entry.peak ? "as before" : `${entry.peak_bytes > old.peak_bytes ? "up" : "down"} from ${old.peak}`;
     said.push(`Its devices are idle for ${entry.idle} of it, ${idle}, and the fullest one holds ${entry.peak}, ${peak}.`);
@@ -91,7 +91,7 @@ async function settings() {
     const old = before && before.entry.status === "ok" ? before.entry : null;
     const { plan } = entry;
     const rows = [
-      ["Predicted step", entry.step, old && old.step],
+      [`Predicted ${entry.one}`, entry.step, old && old.step],
       ["Bubble", entry.idle, old && old.idle],
       ["Peak memory of a device", entry.peak, old && old.peak],
       ["Stages, depth", `${plan.stages}, ${plan.depth}`, old && `${old.plan.stages}, ${old.plan.depth}`],

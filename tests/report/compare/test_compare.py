@@ -8,15 +8,19 @@ import pytest
 from gpp import Even, GraphPipe, OneFOneB, Sequential, Strategy
 from gpp.analysis.comparison import Attempt, best_of
 from gpp.analysis.explain.explanation import explain
+from gpp.analysis.max_batch import LargestMicrobatch
+from gpp.cost.models.profiled import GraphProfile, Profiled, cpu_setting
 from gpp.errors import GppError
 from gpp.mechanisms.marks.stage import marked
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.planners.bounds.lower_bound import lower_bound
+from gpp.report.compare.boundaries import show_boundaries
 from gpp.report.compare.page import compare_report
 from gpp.report.compare.terminal import show_comparison
 from gpp.report.run.console import make_console
 from gpp.report.run.explain_terminal import show_explanation
 from gpp.report.run.page import run_report
+from gpp.report.run.profile import show_profile
 from gpp.report.run.record import Asked, Planned, PlanWorth, RunRecord, Surveyed
 from gpp.report.run.strategies import compared_dicts, strategy_lines
 from gpp.report.run.terminal import show_plan
@@ -52,7 +56,7 @@ def compared() -> RunRecord:
     )
 
 
-def printed(width: int, show, run: RunRecord) -> str:
+def printed(width: int, show, run: object) -> str:
     file = io.StringIO()
     show(make_console(file, width=width), run)
     return file.getvalue()
@@ -65,6 +69,7 @@ def test_the_table_fits_and_has_every_strategy(compared: RunRecord, width: int) 
     rows = {line.split()[0]: line for line in out.splitlines() if line.split()}
     for name in ("graphpipe", "sequential", "even", "piper"):
         assert name in rows
+    assert "b: samples of a micro-batch." in " ".join(out.split())
     assert "1.00×" in out and "best: " in out and "from optimal (bound" in out
     assert "piper: infeasible: no plan fits" in out
     if width == 160:
@@ -107,7 +112,7 @@ def test_no_gap_for_plans_of_which_the_bound_does_not_speak(compared: RunRecord)
         page = " ".join(parse(compare_report(run)).words) + " ".join(parse(run_report(replace(run, survey=None))).words)
         for shown in (" ".join(out.split()), page):
             assert shown.count("no bound is known for plans that recompute or split operators") >= 2
-            assert "from optimal" not in shown.replace("Gap: from optimal, at most", "")
+            assert "from optimal" not in shown
 
 
 def test_a_plan_of_which_no_bound_is_known_says_what_it_has(compared: RunRecord) -> None:
@@ -121,6 +126,7 @@ def test_a_plan_of_which_no_bound_is_known_says_what_it_has(compared: RunRecord)
     ):
         for text in (" ".join(shown.split()), " ".join(parse(page).words)):
             assert text.lower().count(f"no bound is known for {words}") == 1 and "from optimal (bound" not in text
+            assert "gap ≤" not in text
 
 
 def test_the_json_form(compared: RunRecord) -> None:
@@ -206,3 +212,33 @@ def test_a_ceiling_is_never_the_best(compared: RunRecord) -> None:
     without = tuple(replace(attempt, ceiling=attempt is first) for attempt in compared.attempts)
     second = best_of(without).own
     assert second is not None and second.strategy != first.strategy and second.sample_s >= first.sample_s
+
+
+def test_largest_micro_batches_keep_the_names_of_strategies_in_a_narrow_terminal(compared: RunRecord) -> None:
+    sizes = {"microbatch_size": 64, "microbatches": 4, "beyond": 66, "reason": None, "tried": ()}
+    names = [f"pipedream_flush_{n}" for n in range(4)]
+    found = [
+        LargestMicrobatch(best=replace(each, strategy=name), **sizes) for name, each in zip(names, compared.attempts, strict=True)
+    ]
+    out = printed(80, show_boundaries, compared.knowing(boundaries=tuple(found)))
+    rows = [line.split()[:4] for line in out.splitlines() if "pipedream_flush_" in line]
+    assert rows == [[name, "64", "66", "256"] for name in names]
+    assert max(map(len, out.splitlines())) <= 80 and "b, the samples of a micro-batch" in " ".join(out.split())
+
+
+def test_a_profile_names_its_operators_in_a_narrow_terminal() -> None:
+    plan, problem = plan_of(graph := branchy_graph(2))
+    times, kind = ((0.123,),) * graph.num_ops, problem.cluster.devices[0].kind
+    found = GraphProfile(
+        graph_fingerprint=graph.fingerprint,
+        setting=replace(cpu_setting(1), device_kind=kind),
+        sample_counts=(1,),
+        forward_s=times,
+        backward_s=times,
+        apart=(1.25,) * graph.num_ops,
+    )
+    cost = Profiled(cache_dir="x", profiles=(found,))
+    for width in (80, 160):
+        out = printed(width, lambda console, run: show_profile(console, run, plan), replace(problem, cost=cost))
+        assert "layers.0" in out and max(map(len, out.splitlines())) <= width
+    assert "in halves: " in out

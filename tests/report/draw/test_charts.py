@@ -20,3 +20,9 @@ def test_a_chart_without_a_bar_has_no_scale() -> None:
 
     assert "500 ms" in drawn(1.0)
     assert " ms" not in drawn(None) and "infeasible" in drawn(None)
+
+
+def test_limits_that_differ_are_named_from_the_lowest_to_the_highest() -> None:
+    chart = grouped_bars(["a", "b"], [("x", "red", [3.0, 4.0])], str, title="t", limits=("at least", [1.0, 2.0]))
+    same = grouped_bars(["a", "b"], [("x", "red", [3.0, 4.0])], str, title="t", limits=("at least", [2.0, 2.0]))
+    assert "at least 1.0 to 2.0<" in str(chart) and "at least 2.0<" in str(same)

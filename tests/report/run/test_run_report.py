@@ -53,6 +53,7 @@ def test_a_run_without_a_plan_says_why(status: Status, reason: str) -> None:
     parsed = parse(run_report(unplanned_run(status, reason)))
     text = " ".join(parsed.words)
     assert status in text and reason.splitlines()[0] in text
+    assert "trace.json" not in text  # it has no event
 
 
 def test_only_predicted() -> None:
@@ -90,6 +91,7 @@ def test_text_of_the_user_is_escaped(run4: RunRecord) -> None:
 def test_losses_that_are_not_finite(run4: RunRecord) -> None:
     parse(run_report(run4.knowing(losses=[1.0, float("nan"), None, 2.0], evaluations=[{"step": 0, "accuracy": float("nan")}])))  # type: ignore[list-item]
     parse(run_report(run4.knowing(losses=[float("nan")] * 3)))
+    assert "training loss over time" not in run_report(run4.knowing(losses=[2.0]))  # one loss is no course
     parse(run_report(run4.knowing(losses=[1.0] * 20_000)))
 
 

@@ -1,13 +1,16 @@
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from gpp.analysis.comparison import Status
-from gpp.report.run.console import PIPE_WIDTH, StepProgress, make_console
+from gpp.report.run.console import PIPE_WIDTH, SafeConsole, StepProgress, make_console
+from gpp.report.run.key_figures import key_figures
 from gpp.report.run.record import RunRecord
 from gpp.report.run.terminal import show_plan, show_result
 from gpp.report.sweep.terminal import results_table
+from gpp.timeline import Serving
 from tests.support.fake_runs import unplanned_run
 
 
@@ -85,6 +88,23 @@ def test_colours_follow_no_color(run4: RunRecord, monkeypatch: pytest.MonkeyPatc
     assert "\x1b[1;31m" not in coloured()
 
 
+def test_what_goes_on_is_overwritten_and_unheard() -> None:
+    file, heard = io.StringIO(), list[str]()
+    console = SafeConsole(file=file, width=80, force_terminal=True, color_system=None)
+    console.heard = heard.append
+    console.pass_by("planning ...")
+    console.print("planned")
+    assert file.getvalue() == f"{'planning ...':<60}\rplanned\n" and heard == ["planned\n"]
+
+
+def test_figures_of_requests_are_told_by_the_request(run4: RunRecord) -> None:
+    assert run4.predicted is not None
+    seconds = dict.fromkeys(("requests_per_s", "mean_s", "median_s", "p95_s", "p99_s"), 1.0)
+    served = Serving(buffers=1, requests=9, arrival_rate=None, **seconds)
+    found = key_figures(replace(run4.predicted.metrics, serving=served), None)
+    assert [figure.name for figure in (found[0], found[-1])] == ["time per request", "communication per request"]
+
+
 def test_width_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     assert make_console(io.StringIO()).width == PIPE_WIDTH
@@ -103,10 +123,10 @@ def test_progress_without_a_terminal_prints_few_lines() -> None:
 
 def test_progress_says_the_last_step_on_an_exception() -> None:
     file = io.StringIO()
-    with pytest.raises(RuntimeError), StepProgress(make_console(file, width=100), 10) as progress:
+    with pytest.raises(RuntimeError), StepProgress(make_console(file, width=100), 10, one="request") as progress:
         progress.update(3, loss=None)
         raise RuntimeError
-    assert "step 3/10" in file.getvalue()
+    assert "request 3/10" in file.getvalue()
 
 
 def test_progress_bar_in_a_terminal() -> None:
