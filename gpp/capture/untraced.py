@@ -68,6 +68,25 @@ def unchecked() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def gathered() -> Iterator[None]:
+    """Let `take_along_dim` be the gather that it stands for: torch's own makes a constant of the number of samples."""
+    own = torch.take_along_dim
+
+    def take(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+        if dim is None:
+            return own(input, indices)
+        at = dim % input.dim()
+        before, behind = (
+            torch.broadcast_shapes(input.shape[part], indices.shape[part]) for part in (slice(at), slice(at + 1, None))
+        )
+        given, places = (each.expand(*before, each.shape[at], *behind) for each in (input, indices))
+        return given.gather(at, places)
+
+    with mock.patch.object(torch, "take_along_dim", take), mock.patch.object(Tensor, "take_along_dim", take):
+        yield
+
+
 UNTRACED: tuple[tuple[Any, str, str], ...] = (
     (
         _VF,
