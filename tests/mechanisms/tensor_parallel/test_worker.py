@@ -19,6 +19,7 @@ from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
+from gpp.models.base import describe
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.runtime.checkpoint.final import load_final
 from gpp.runtime.job import Job
@@ -197,6 +198,8 @@ def test_what_cannot_be_combined_is_refused() -> None:
     by_stage = {**job.settings.optimizer, "clip_norm": 1.0, "clip_scope": "stage"}
     with pytest.raises(InvalidConfig, match=r"optimizer.clip_scope.*clip_scope=model"):
         engine.refuse(replace(job, settings=replace(job.settings, optimizer=by_stage)))
+    with pytest.raises(InvalidConfig, match=r"optimizer=Muon: looks at a whole weight.*stage 0 .*gpp.Adam"):
+        engine.refuse(replace(job, settings=replace(job.settings, optimizer=describe(gpp.Muon(lr=0.1)))))
     policy = {"_target_": "gpp.mechanisms.weight_versions.stash.Stash"}
     streaming = replace(job, program=replace(job.program, minibatches=2), settings=replace(job.settings, weights=policy))
     with pytest.raises(InvalidConfig, match=r"strategy.weights.*stash.*strategy/weights=flush"):
