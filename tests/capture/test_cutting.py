@@ -39,6 +39,14 @@ def test_take_along_dim_is_captured_at_any_number_of_samples():
     assert captured.batch is None and captured.checked
 
 
+def test_parameters_without_a_gradient_are_one_warning():
+    model = nn.Linear(3, 3).double()
+    model.spare = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+    (warning,) = capture(model, (floats(2, 3),), floats(2, 3), mse, name="spare").warnings
+    names = "spare.0.weight, spare.0.bias, spare.1.weight, spare.1.bias, ..."
+    assert warning == f"no operation reads {names}: 6 parameters without a gradient"
+
+
 def contrastive(outputs, targets):
     logits = outputs.text_embeds @ outputs.image_embeds.T
     return F.cross_entropy(logits, torch.arange(logits.shape[0], device=logits.device)) + 0.0 * targets.sum()

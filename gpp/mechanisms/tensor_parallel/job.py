@@ -9,7 +9,7 @@ from gpp.runtime.job import AbstractJobPart, Job, restore
 
 
 class TensorParallelJobPart(AbstractJobPart):
-    """Weights that do not drain, compiled stages, norms of stages, optimizers of whole weights, devices that wait for each other."""
+    """Weights that do not drain, compiled stages, norms of stages, optimizers of whole weights, devices that wait for others."""
 
     def refuse(self, job: Job) -> None:
         """As of the base class.
