@@ -188,7 +188,7 @@ class Sweep(Callback):
             assert isinstance(overrides, list)
             self.jobs.append(_asked(config, [str(word) for word in overrides]))
 
-    def on_job_end(self, config: Any, **kwargs: Any) -> None:
+    def on_job_end(self, config: Any, job_return: Any, **kwargs: Any) -> None:
         """Write the files of the sweep as they are by now: a sweep that is killed writes no others."""
         if Sweep.running is self and (began := time.monotonic()) >= self._due_s:
             with held_back():

@@ -28,8 +28,8 @@ def test_take_along_dim_is_captured_at_any_number_of_samples():
     """As the gather that it stands for, with what is broadcast on either side."""
 
     class Taking(nn.Sequential):
-        def forward(self, x):
-            h, places = self[0](x), x[..., :1].abs().long() % 4
+        def forward(self, input):
+            h, places = self[0](input), input[..., :1].abs().long() % 4
             return torch.take_along_dim(h, places, dim=1) * h[:, :, :1].take_along_dim(places[:, :2].expand(-1, -1, 3), -2).mean(
                 1, True
             )
