@@ -97,11 +97,21 @@ def write_bytes(path: str | Path, content: bytes, *, synced: bool = False) -> No
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Any], *, synced: bool = False) -> None:
-    """Write torch tensors by name, as safetensors. Arguments as of `fresh`."""
+    """Write torch tensors by name, as safetensors, which refuses two of one memory: each but the first is copied.
+
+    Args:
+        tensors: contiguous.
+        synced: as `fresh` has it.
+    """
     from safetensors.torch import save_file
 
+    copied, end = set[str](), 0
+    for begin, name in sorted((tensor.data_ptr(), name) for name, tensor in tensors.items()):
+        if begin < end:
+            copied.add(name)
+        end = max(end, begin + tensors[name].nbytes)
     with fresh(path, synced=synced) as part:
-        save_file(dict(tensors), part)
+        save_file({name: tensor.clone() if name in copied else tensor for name, tensor in tensors.items()}, part)
 
 
 def claim_text(path: Path, text: str) -> bool:

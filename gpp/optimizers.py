@@ -113,6 +113,11 @@ class AbstractOptimizer(AroundSteps, ABC):
         """
         return 0.0, 0.0
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether a part of a parameter takes the steps that it takes in the whole: each number follows from its own gradients."""
+        return True
+
     @abstractmethod
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """The torch optimizer over `params`, in its fused form (one kernel for all, on CPU too) where torch has one."""
@@ -254,6 +259,10 @@ class Muon(AbstractMomentum):
     def update_factors(self) -> tuple[float, float]:
         """Of square matrices, one after the other; others take less."""
         return 0.0, 3.0
+
+    @property
+    def elementwise(self) -> bool:
+        return False
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         from gpp.joint_optimizer import joint

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from gpp import files
 from gpp.errors import InvalidConfig
@@ -115,6 +117,14 @@ def test_others_see_a_file_whole_or_as_it_was(tmp_path: Path) -> None:
     (tmp_path / f".y.1.0{files.NEW}").write_text("of a process that was killed")
     files.drop_unfinished(tmp_path)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_tensors_of_one_memory_are_written_by_each_name(tmp_path: Path) -> None:
+    """Inputs that are the targets, too, and a buffer that is a part of another one."""
+    whole = torch.arange(6.0)
+    tensors = {"part": whole[2:4], "same": whole, "whole": whole, "none": whole[:0], "other": torch.ones(2)}
+    files.write_tensors(tmp_path / "x", tensors)
+    torch.testing.assert_close(load_file(tmp_path / "x"), tensors)
 
 
 HOLDER = """

@@ -229,6 +229,7 @@ def test_an_optimizer_of_torchs_is_billed_what_it_holds_and_takes(name: str, mor
     assert taken == pytest.approx((5 * of_all + of_largest) * 200 * 200 * 4, rel=0.03)
     held = sum(t.nbytes for entry in built.state.values() for t in entry.values() if t.ndim) / (5 * 200 * 200 * 4)
     assert found.state_factor == pytest.approx(held, rel=0.01, abs=0.03)
+    assert found.elementwise == (name != "Adafactor")  # which has a number of each row and of each column
 
 
 def test_an_update_beside_micro_batches_in_flight_is_in_the_bill_of_a_pipeline_that_does_not_drain() -> None:

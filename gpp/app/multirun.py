@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -41,7 +42,10 @@ from gpp.serialization import read_json
 
 if TYPE_CHECKING:
     from gpp.report.sweep.figure import SweepFigure
-    from gpp.report.sweep.jobs import AskedJob
+    from gpp.report.sweep.jobs import AskedJob, SweepJob
+
+SPARED = 20
+"""A job that ends makes a sweep's table again if as many times as long has passed as the last one took."""
 
 LABELS = ("name", "logger", "cache_dir", "optimized_metric", "hydra")
 """Settings that change nothing in a result."""
@@ -145,6 +149,7 @@ class Sweep(Callback):
         self.known = True
         """Whether all jobs are known before the first runs, as those of a search are not."""
         self.loggers: dict[str, Any] = {}
+        self._due_s = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         # For a launcher that runs jobs in other processes: they are to know the command line that asked for them.
@@ -183,8 +188,21 @@ class Sweep(Callback):
             assert isinstance(overrides, list)
             self.jobs.append(_asked(config, [str(word) for word in overrides]))
 
+    def on_job_end(self, config: Any, job_return: Any, **kwargs: Any) -> None:
+        """Write the files of the sweep as they are by now: a sweep that is killed writes no others."""
+        if Sweep.running is self and (began := time.monotonic()) >= self._due_s:
+            with held_back():
+                self._write("the sweep was under way when this was written")
+            ended = time.monotonic()
+            self._due_s = ended + SPARED * (ended - began)
+
     def on_multirun_end(self, config: Any, **kwargs: Any) -> None:
         self.end()
+
+    def _write(self, why: str) -> list[SweepJob]:
+        from gpp.report.sweep.files import write_sweep
+
+        return write_sweep(self.directory.path, self.jobs, figures=self.figures, why=why)
 
     def end(self, stopped: Stopped | None = None) -> None:
         """Write the table, results.csv, summary.json, report.html and the figures of this sweep's jobs.
@@ -195,13 +213,12 @@ class Sweep(Callback):
         from gpp.app.sweep_tracking import track_sweep
         from gpp.loggers.base import End
         from gpp.report.run.console import make_console
-        from gpp.report.sweep.files import write_sweep
         from gpp.report.sweep.terminal import results_table, show_figures
 
         folder, Sweep.running = self.directory.path, None
         with held_back(), self.directory:
             why = f"the sweep was {stopped}" if stopped else ""
-            jobs = write_sweep(folder, self.jobs, figures=self.figures, why=why)
+            jobs = self._write(why)
             results = [job.result for job in jobs]
             console = make_console()
             console.print(results_table(results, console.width))

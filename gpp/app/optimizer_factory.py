@@ -89,10 +89,14 @@ def optimizer_of(
         if not alone[name].allclose(param, rtol=1e-12, atol=1e-12):
             rule = "updates a parameter by more than its own gradient, and a worker has the parameters of its stages alone"
             raise InvalidConfig("optimizer", found.path, rule, "use one that updates each by itself, as torch.optim.AdamW")
+    halves = {n: torch.nn.Parameter(p.detach()[: (len(p) + 1) // 2]) for n, p in _small(params).items() if p.ndim}
+    _stepped(found, halves, made)
+    whole = any(not half.allclose(together[n][: len(half)], rtol=1e-12, atol=1e-12) for n, half in halves.items())
     # Sizes differ by less in a small model: each parameter's state counts by the bytes that the parameter has.
     held = {param: sum(t.nbytes for t in entry.values() if hasattr(t, "nbytes") and t.ndim) for param, entry in own.state.items()}
     state = sum(params[name].nbytes * held.get(param, 0) / param.nbytes for name, param in together.items() if param.nbytes)
-    return replace(found, state=state / max(1, sum(p.nbytes for p in params.values())), update=_update_factors(found)), made
+    state /= max(1, sum(p.nbytes for p in params.values()))
+    return replace(found, state=state, update=_update_factors(found), whole=whole), made
 
 
 def _update_factors(found: TorchOptimizer) -> tuple[float, float]:

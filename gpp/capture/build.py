@@ -30,7 +30,7 @@ from gpp.capture.merge import Merger, NodeGroups
 from gpp.capture.trace import trace
 from gpp.capture.transients import MeasuredTransients
 from gpp.capture.written import with_copies
-from gpp.errors import CaptureError, InvalidConfig
+from gpp.errors import CaptureError, InvalidConfig, counted
 from gpp.graph.captured import Captured, Derived, Node, Uncounted, closure, is_loss, is_row, loss_nodes, node_references, references
 from gpp.graph.op_graph import Input, Op, OpGraph, Param, bits, dtype_bytes
 from gpp.graph.op_graph import Tensor as GraphTensor
@@ -39,6 +39,9 @@ from gpp.models.losses import Loss, Measure, module_of, untrained
 MEASURED_BATCH = 8
 SMALL = 0.01
 """Share of the bytes that a model moves up to which an operator of torch's without a formula counts by its bytes."""
+
+FEW = 4
+"""Parameters without a gradient that a warning names."""
 
 _SWITCHED = re.compile(r"dropout|scaled_dot_product_attention|lstm|gru|rnn_|rrelu")
 """Random operators that draw nothing in evaluation."""
@@ -107,11 +110,10 @@ def capture(
             raise
         what = str(error).split(". Hint")[0]
         raise CaptureError(f"the model writes into a tensor that its backward reads: {what}. Fix: write into a copy") from error
-    notes = [
-        f"parameter {name} is read by no operation; it gets no gradient"
-        for name, _ in model.named_parameters()
-        if captured.aliases.get(name, name) not in captured.graph.param_of
-    ]
+    known = captured.graph.param_of
+    lost = [name for name, _ in model.named_parameters() if captured.aliases.get(name, name) not in known]
+    few = ", ".join([*lost[:FEW], *(["..."] if len(lost) > FEW else [])])
+    notes = [f"no operation reads {few}: {counted(len(lost), 'parameter')} without a gradient"] if lost else []
     notes += [
         f"the loss reads parameters of {name}, which stay as they are: it is not the module of the loss. To train them, give that "
         "module as the loss, or one that holds it"

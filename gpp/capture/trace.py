@@ -26,7 +26,7 @@ from torch.nn.modules import transformer
 from gpp.capture.flex import as_attention
 from gpp.capture.given import given
 from gpp.capture.kept import KeptModules
-from gpp.capture.untraced import KnownValues, as_trained, data_detached, in_place, refused, unchecked
+from gpp.capture.untraced import KnownValues, as_trained, data_detached, gathered, in_place, refused, unchecked
 from gpp.capture.user_lines import REWRITE, explained, looks_at_values, reason, where
 from gpp.errors import CaptureError, GppError, InvalidConfig
 from gpp.graph.captured import ITEMS, LOSS
@@ -165,6 +165,7 @@ def trace(
             in_place(whole),
             data_detached(),
             unchecked(),
+            gathered(),
             refused(),
             as_trained(whole),
         ):

@@ -68,6 +68,25 @@ def unchecked() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def gathered() -> Iterator[None]:
+    """Let `take_along_dim` be the gather that it stands for: torch's own makes a constant of the number of samples."""
+    own = torch.take_along_dim
+
+    def take(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+        if dim is None:
+            return own(input, indices)
+        at = dim % input.dim()
+        before, behind = (
+            torch.broadcast_shapes(input.shape[part], indices.shape[part]) for part in (slice(at), slice(at + 1, None))
+        )
+        given, places = (each.expand(*before, each.shape[at], *behind) for each in (input, indices))
+        return given.gather(at, places)
+
+    with mock.patch.object(torch, "take_along_dim", take), mock.patch.object(Tensor, "take_along_dim", take):
+        yield
+
+
 UNTRACED: tuple[tuple[Any, str, str], ...] = (
     (
         _VF,
@@ -140,16 +159,18 @@ def in_place(whole: nn.Module) -> Iterator[None]:
 
     It is written when the module's forward ends, so that what the forward computes from either tensor is not touched.
     """
-    paths = {module: path for path, module in whole.named_modules()}
-    before: dict[nn.Module, dict[str, Tensor | None]] = {}
+    # Where a module has two names, torch calls a proxy of each module, which shares its dictionaries.
+    own = {id(module._buffers) for module in whole.modules()}
+    before: dict[int, dict[str, Tensor | None]] = {}
 
     def note(module: nn.Module, args: Any) -> None:
-        before[module] = dict(module._buffers)
+        if id(module._buffers) in own:
+            before[id(module._buffers)] = dict(module._buffers)
 
     def write(module: nn.Module, args: Any, output: Any) -> None:
-        for name, old in before.pop(module, {}).items():
-            new, path = module._buffers.get(name), paths.get(module)
-            if path is None or old is None or new is None or new is old or (old.shape, old.dtype) != (new.shape, new.dtype):
+        for name, old in before.pop(id(module._buffers), {}).items():
+            new = module._buffers.get(name)
+            if old is None or new is None or new is old or (old.shape, old.dtype) != (new.shape, new.dtype):
                 continue
             old.copy_(new.detach())
             module._buffers[name] = old

@@ -85,6 +85,7 @@ def cut_warnings(
     """
     out = []
     buffers = sorted({name for node in captured.nodes for name in node.mutates})
+    trained = [node.target for node in captured.nodes if node.requires_grad and node.kind == "param" and node.target in buffers]
     smallest = min(stage.unit // len(stage.replicas) for stage in plan.stages)
     if smallest == plan.minibatch_size:
         return out
@@ -128,6 +129,11 @@ def cut_warnings(
         out.append(
             f"{len(buffers)} buffers ({buffers[0]}, ...) are updated by every micro-batch of {smallest} samples or more: "
             "batch statistics differ from those of the whole mini-batch"
+        )
+    if trained and any(len(stage.replicas) > 1 for stage in plan.stages):
+        out.append(
+            f"{trained[0]} is trained, and changed by each forward, too: where that follows from samples, as with max_norm, the "
+            "replicas of its stage have different weights from then on. Fix: plan without replicas"
         )
     return out
 

@@ -60,6 +60,7 @@ class TorchOptimizer(AbstractOptimizer):
         groups: all trained parameters.
         state: bytes of state for each byte of trained parameter.
         update: `update_factors`.
+        whole: whether it looks at a whole parameter to update any of its numbers, as Adafactor does.
 
     `weight_decay` stays 0, because the class decays weights itself.
     """
@@ -68,6 +69,7 @@ class TorchOptimizer(AbstractOptimizer):
     groups: tuple[Group, ...]
     state: NotNegative
     update: tuple[NotNegative, NotNegative] = (0.0, 0.0)
+    whole: bool = False
 
     @property
     def kind(self) -> str:
@@ -87,6 +89,10 @@ class TorchOptimizer(AbstractOptimizer):
     @property
     def update_factors(self) -> tuple[float, float]:
         return self.update
+
+    @property
+    def elementwise(self) -> bool:
+        return not self.whole
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer with the settings of the first group: for time and memory, to which others make no difference."""

@@ -162,13 +162,20 @@ def test_a_full_disk_is_said_in_a_line(old: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "failed"
 
 
-def test_a_signal_stops_a_sweep_with_a_table(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "reasons"),
+    [
+        (signal.SIGTERM, 128 + signal.SIGTERM, ["stopped by SIGTERM", "no result: the sweep was stopped by SIGTERM"]),
+        (signal.SIGKILL, -signal.SIGKILL, ["no result: the sweep was under way when this was written"] * 2),
+    ],
+)
+def test_a_signal_stops_a_sweep_with_a_table(tmp_path: Path, number: signal.Signals, code: int, reasons: list[str]) -> None:
     factories = "model.factory=tests.support.zoo.Towers,tests.support.zoo.Ending,tests.support.zoo.Leaving"
-    done = run(tmp_path, "-m", *SMALL, factories, ENDING=str(int(signal.SIGTERM)))
-    assert done.code == 128 + signal.SIGTERM, done.out
+    done = run(tmp_path, "-m", *SMALL, factories, ENDING=str(int(number)))
+    assert done.code == code, done.out
     rows = rows_of(tmp_path)
     assert [row["status"] for row in rows] == ["ok", "failed", "failed"]
-    assert rows[1]["reason"] == "stopped by SIGTERM" and rows[2]["reason"] == "no result: the sweep was stopped by SIGTERM"
+    assert [row["reason"] for row in rows[1:]] == reasons
     assert (tmp_path / "report.html").exists() and "Traceback" not in done.out
 
 

@@ -3,9 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from gpp.capture.build import capture
-from tests.support.capture_zoo import CASES
+from tests.support.capture_zoo import CASES, floats, mse
 from tests.support.cutting import assert_cuts_exactly
 from tests.support.long import thinned
 
@@ -21,6 +22,29 @@ def test_random_cuts_equal_the_model(name):
     assert not captured.warnings or "draws random numbers" in captured.warnings[0]
     # batch statistics need two samples
     assert_cuts_exactly(captured, model, make, loss, batches=(2, 5) if name == "normed" else (1, 2, 5))
+
+
+def test_take_along_dim_is_captured_at_any_number_of_samples():
+    """As the gather that it stands for, with what is broadcast on either side."""
+
+    class Taking(nn.Sequential):
+        def forward(self, input):
+            h, places = self[0](input), input[..., :1].abs().long() % 4
+            return torch.take_along_dim(h, places, dim=1) * h[:, :, :1].take_along_dim(places[:, :2].expand(-1, -1, 3), -2).mean(
+                1, True
+            )
+
+    model = Taking(nn.Linear(3, 3)).double()
+    captured = capture(model, (3.0 * floats(4, 4, 3),), floats(4, 4, 3), mse, name="taking")
+    assert captured.batch is None and captured.checked
+
+
+def test_parameters_without_a_gradient_are_one_warning():
+    model = nn.Linear(3, 3).double()
+    model.spare = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+    (warning,) = capture(model, (floats(2, 3),), floats(2, 3), mse, name="spare").warnings
+    names = "spare.0.weight, spare.0.bias, spare.1.weight, spare.1.bias, ..."
+    assert warning == f"no operation reads {names}: 6 parameters without a gradient"
 
 
 def contrastive(outputs, targets):

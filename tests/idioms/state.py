@@ -121,7 +121,9 @@ def buffer_copied() -> Made:
 
 @on("a buffer assigned anew in `forward`, a micro-batch a mini-batch", "equal")
 def buffer_assigned() -> Made:
-    return Made(Between(Mean("assigned")), whole=True)
+    model = Between(Mean("assigned"))
+    model.again = model.mid  # a second name, for which torch.export calls proxies of all modules
+    return Made(model, whole=True)
 
 
 @on("`register_buffer(persistent=False)`, a micro-batch a mini-batch", "equal")

@@ -113,6 +113,15 @@ def test_a_sum_is_noticed_where_the_network_makes_its_own_loss() -> None:
     assert warning.endswith("Fix: reduce by the mean")
 
 
+def test_a_trained_table_that_a_forward_changes_is_told_of_with_replicas() -> None:
+    """Each replica shortens the rows that its own samples read."""
+    network = torch.nn.Sequential(torch.nn.Embedding(9, 4, max_norm=1.0), torch.nn.Linear(4, 3))
+    found = capture(network, {"input": torch.tensor([1, 2])}, torch.zeros(2, 3), MEAN, name="small")
+    problem = inprocess.problem_of(found, 2, 8)
+    told = [cut_warnings(found, make_plan(problem, "test", [(found.graph.all_mask, n)], 4), whole_loss=False)[1:] for n in (1, 2)]
+    assert not told[0] and "0.weight is trained, and changed by each forward" in told[1][0]
+
+
 def test_logits_that_the_network_makes_belong_to_the_loss() -> None:
     """Logits [B, B] cannot be cut by samples: whoever makes them is computed with the loss."""
 

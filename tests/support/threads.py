@@ -71,8 +71,7 @@ class ThreadCrew:
 
     def end(self) -> None:
         """As of `Crew`."""
-        for worker in self._workers:
-            worker.end()
+        in_threads([worker.end for worker in self._workers])
         self.close()
 
     def close(self, error: BaseException | None = None) -> None:

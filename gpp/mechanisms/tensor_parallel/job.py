@@ -5,11 +5,11 @@ from __future__ import annotations
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.program.kinds import COMPUTE
 from gpp.program.program import teams
-from gpp.runtime.job import AbstractJobPart, Job
+from gpp.runtime.job import AbstractJobPart, Job, restore
 
 
 class TensorParallelJobPart(AbstractJobPart):
-    """Weights that do not drain, compiled stages, norms of stages, and devices that would wait for each other."""
+    """Weights that do not drain, compiled stages, norms of stages, optimizers of whole weights, devices that wait for others."""
 
     def refuse(self, job: Job) -> None:
         """As of the base class.
@@ -33,6 +33,10 @@ class TensorParallelJobPart(AbstractJobPart):
         if settings.optimizer.get("clip_norm") is not None and settings.optimizer.get("clip_scope") == "stage":
             rule = f"{who}, none of which has the norm of the stage"
             raise InvalidConfig("optimizer.clip_scope", "stage", rule, f"set optimizer.clip_scope=model, or {without}")
+        optimizer = restore(settings.optimizer)
+        if not optimizer.elementwise:
+            rule = f"looks at a whole weight to update any of its numbers, and {who}, which have parts of it"
+            raise InvalidConfig("optimizer", optimizer.kind, rule, f"use one like gpp.Adam, or {without}")
         for team in teams(plan):
             orders = {tuple(a[:3] for a in job.program.actions[device] if a.kind in COMPUTE) for device in team}
             if len(orders) > 1:

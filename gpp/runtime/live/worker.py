@@ -63,7 +63,7 @@ class LiveWorker(Worker):
         # What is heard of the allocator, and reserved for messages, is for the sizes of the examples.
         self.memory.end()
         self.job, base = Job.load(folder), self._turns[0]
-        self.modules = build_beside(self.job, folder, base.modules, self.seat.device)
+        self.modules = build_beside(self.job, folder, base.modules, self.seat.device, self.teams)
         params = {s: dict(module.named_parameters()) for s, module in self.modules.items()}
         self._own = replace(self._own, job=self.job, modules=self.modules, params=params)
         self._hooks = build_hooks(self._own)

@@ -116,19 +116,21 @@ def build_modules(
     return modules
 
 
-def build_beside(job: Job, folder: Path, modules: Mapping[int, StageModule], device: torch.device) -> dict[int, StageModule]:
+def build_beside(
+    job: Job, folder: Path, modules: Mapping[int, StageModule], device: torch.device, teams: Teams
+) -> dict[int, StageModule]:
     """The modules of the same stages, captured at other sizes: with the same parameters and buffers, and constants of their own.
 
     Args:
         job, folder: of the other sizes; constants whose values the capture lacks are in its file of weights.
-        modules: of this worker; none is split over devices.
+        modules, teams: of this worker. Where a stage is split over devices, only the number of samples is another one.
     """
     found: dict[int, StageModule] = {}
     own = {job.captured.node_of[name].target for name in job.captured.constants}
     with job_weights(folder) as constants:
         for s, known in modules.items():
             nodes = job.graph.nodes_of(job.plan.stages[s].ops)
-            module = found[s] = build_stage(job.captured, nodes, device=device)
+            module = found[s] = build_stage(job.captured, nodes, device=device, shards=teams.shards.get(s))
             counted = known.counts.module.named_buffers() if known.counts else ()
             shared = {n: t for n, t in (*counted, *known.named_parameters(), *known.named_buffers()) if n not in own}
             held = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}

@@ -1,6 +1,7 @@
 """Stages whose operators are split over devices compute what plain modules on one device compute."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,13 +10,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
+import gpp
 from baselines.reference.reference import Reference
 from gpp import SGD, Adam, Distributed, OneFOneB, Plan
 from gpp.cost.problem import Problem
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.graph.captured import Captured
 from gpp.graph.op_graph import OpGraph
+from gpp.models.base import describe
+from gpp.planners.base import AbstractPlanner, Predict
 from gpp.runtime.checkpoint.final import load_final
 from gpp.runtime.job import Job
 from gpp.runtime.worker.worker import Worker
@@ -23,6 +28,7 @@ from gpp.serialization import read_json, to_json
 from tests.support import inprocess
 from tests.support.cli import TOWERS, run
 from tests.support.split import halves, named, split_stages
+from tests.support.threads import workers_in_threads
 
 SGD_ = SGD(lr=0.1, momentum=0.9)
 Cut = Callable[[Problem], Plan]
@@ -124,6 +130,36 @@ def test_clipping_counts_each_share_and_each_whole_parameter_once(tmp_path: Path
     assert len({float(worker.gradients.norm) for worker in workers if worker.gradients.norm is not None}) == 1
 
 
+class InTwo(AbstractPlanner):
+    """One stage, split over two devices."""
+
+    mechanisms = ("tensor_parallel",)
+
+    def plan(self, problem: Problem, predict: Predict) -> Plan:
+        return alone(2)(problem)
+
+
+def test_a_smaller_mini_batch_is_split_as_the_others_are(tmp_path: Path) -> None:
+    """All ids are of the rows that the first member has: without its shards the second one would find other rows for them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 5)).double()
+    plain, loss = deepcopy(model), nn.functional.cross_entropy
+    data = [(torch.randint(10, (n, 2)), torch.randint(5, (n,))) for n in (8, 5)]
+    planning = gpp.Planning(strategy=gpp.Strategy(name="x", planner=InTwo(), schedule=OneFOneB()), cost=gpp.Analytical())
+    with workers_in_threads():
+        pipeline = gpp.parallelize(model, *data[0], loss=loss, strategy=planning, optimizer=SGD_, run=gpp.Run(folder=tmp_path))
+        losses = [float(pipeline.step(*batch)) for batch in data]
+        pipeline.close()
+    expected, optimizer = [], torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    for inputs, targets in data:
+        optimizer.zero_grad()
+        expected.append(value := loss(plain(inputs), targets))
+        value.backward()
+        optimizer.step()
+    assert losses == pytest.approx([value.item() for value in expected], abs=1e-12)
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=1e-12)
+
+
 def save(worker: Worker) -> None:
     worker.checkpoints.save(2)
     worker.checkpoints.wait()
@@ -162,6 +198,8 @@ def test_what_cannot_be_combined_is_refused() -> None:
     by_stage = {**job.settings.optimizer, "clip_norm": 1.0, "clip_scope": "stage"}
     with pytest.raises(InvalidConfig, match=r"optimizer.clip_scope.*clip_scope=model"):
         engine.refuse(replace(job, settings=replace(job.settings, optimizer=by_stage)))
+    with pytest.raises(InvalidConfig, match=r"optimizer=Muon: looks at a whole weight.*stage 0 .*gpp.Adam"):
+        engine.refuse(replace(job, settings=replace(job.settings, optimizer=describe(gpp.Muon(lr=0.1)))))
     policy = {"_target_": "gpp.mechanisms.weight_versions.stash.Stash"}
     streaming = replace(job, program=replace(job.program, minibatches=2), settings=replace(job.settings, weights=policy))
     with pytest.raises(InvalidConfig, match=r"strategy.weights.*stash.*strategy/weights=flush"):
