@@ -179,7 +179,7 @@ def check_real(folder: Path) -> int:
     for name, settings in REAL.items():
         world = int(next(word for word in settings if word.startswith("cluster.num_devices")).rpartition("=")[2])
         base = folder / name.replace(", ", "_").replace(" ", "_")
-        saves = [*BY_SIZE, "steps=240", "checkpoint.every=20", "checkpoint.drain=true", "checkpoint.keep=100"]
+        saves = [*BY_SIZE, "steps=400", "checkpoint.every=20", "checkpoint.drain=true", "checkpoint.keep=100"]
         replans = ["strategy.replan.every=20", "strategy.replan.most=1"]
         code, words, live = slowed(base / "live", 30, *settings, *saves, *replans, world=world)
         if code or not live.get("replaced"):

@@ -76,6 +76,7 @@ def test_the_worker_of_a_plan_that_was_replaced_holds_nothing(tmp_path: Path, mo
 
     def watched(worker: Worker, first: int, *rest: Any) -> None:
         held.append((worker, first, [weakref.ref(param) for param in worker.params.values()]))
+        worker.rows.ahead()  # as a worker does that waits for its first message
         train(worker, first, *rest)
 
     monkeypatch.setattr(Worker, "train", watched)

@@ -148,6 +148,11 @@ class Rows:
         for key in [key for key in self._next if key not in self._prepared]:
             self._prepared[key] = self._next.pop(key)()
 
+    def forget(self) -> None:
+        """Forget what is prepared and how the next is: another worker goes on, with other samples, and its own order."""
+        self._next.clear()
+        self._prepared.clear()
+
     def _send(self, found: dict[str, torch.Tensor]) -> _RowsOnTheWay:
         assert self._card and self._copies
         while self._copied and self._copied[0].done.query():

@@ -107,6 +107,7 @@ class Takeover:
         job = replace(job, settings=replace(job.settings, first_step=done, resume=None))
         state, received = carried(worker, job, self._exchange)
         rows, run_dir, seat = worker.rows, worker.run_dir, worker.seat
+        rows.forget()  # an order of samples asks the worker that it was made by
         seat.transport.close()
         vars(worker).clear()  # whoever began with it may hold it to the end of the run: not its weights, too
         seat = replace(seat, transport=self._exchange.transport(job, seat.device_id))
