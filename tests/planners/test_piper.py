@@ -7,7 +7,6 @@ import pytest
 from gpp import OneFOneB, Piper, Strategy
 from gpp.cluster import flat
 from gpp.cost.models.constant import Constant
-from gpp.cost.models.tabulated import Tabulated
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from tests.support.bills import peak_bytes
@@ -74,7 +73,7 @@ def test_tensor_parallel_degrees_are_used_where_they_are_declared():
     problem = Problem(
         graph=graph,
         cluster=flat(num_devices=8, bandwidth_bytes_per_s=25e9, memory_bytes=16e9),
-        cost=Tabulated(),
+        cost=Constant(),
         minibatch_size=8,
         microbatch_size=1,
         optimizer_state_factor=2.0,
