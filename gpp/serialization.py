@@ -79,6 +79,13 @@ def write_value(path: str | Path, value: object, cls: Any = None) -> None:
     write_text(path, to_json(value, cls), exact=True)
 
 
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as dotted paths; lists become JSON text, so that a cell holds the whole list."""
+    if isinstance(value, Mapping):
+        return {k: v for key, item in value.items() for k, v in flatten(item, f"{prefix}.{key}" if prefix else str(key)).items()}
+    return {prefix: json.dumps(value) if isinstance(value, list) else value}
+
+
 def from_json(cls: type[T], text: str | bytes, source: object = "JSON", fix: str = CORRECT, setting: str = "") -> T:
     """The value of class `cls` that `text` describes.
 

@@ -266,10 +266,6 @@ def test_mixed_nodes():
     assert cluster.link(0, 1) == SLOW and cluster.link(1, 2) == FAST
 
 
-def test_reads_back_equal():
-    assert from_json(Cluster, to_json(two_by_two())) == two_by_two()
-
-
 @pytest.mark.parametrize(
     ("name", "num_devices", "num_nodes"),
     thinned(
@@ -301,10 +297,6 @@ def test_options_say_what_they_are_and_none_is_forgotten():
     assert len(files) == 20
     for path in (*files, *(CONF / "cost").glob("*.yaml")):
         assert path.read_text().startswith("# "), path
-
-
-def test_number_of_devices_on_the_command_line():
-    assert option("cluster", "local", "cluster.num_devices=2").num_devices == 2
 
 
 def test_cost_options(tmp_path):

@@ -171,24 +171,6 @@ def test_muon_is_for_matrices_and_goes_on_from_its_state() -> None:
         assert torch.equal(a, b) and torch.equal(a, c)
 
 
-@pytest.mark.parametrize(
-    ("cls", "settings", "field"),
-    [
-        (SGD, {"momentum": 1.0}, "optimizer.momentum"),
-        (Adam, {"betas": (0.9,)}, "optimizer.betas"),
-        (RMSprop, {"alpha": 1.0}, "optimizer.alpha"),
-        (RMSprop, {"momentum": -0.1}, "optimizer.momentum"),
-        (RMSprop, {"weight_decay": -1.0}, "optimizer.weight_decay"),
-        (RMSprop, {"clip_norm": 0}, "optimizer.clip_norm"),
-        (RMSprop, {"lr": 0}, "optimizer.lr"),
-    ],
-)
-def test_refusals_name_the_field(cls: type, settings: dict, field: str) -> None:
-    with pytest.raises(InvalidConfig) as caught:
-        cls(**{"lr": 0.1, **settings})
-    assert caught.value.field == field
-
-
 def updated(optimizer: AbstractOptimizer, params: list[torch.nn.Parameter]) -> tuple[torch.optim.Optimizer, int]:
     """The optimizer after two steps, and the bytes that the second one has taken for itself."""
     for param in params:

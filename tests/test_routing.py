@@ -49,13 +49,5 @@ def test_backwards_is_forwards_turned_round(pair: tuple[Side, Side]):
     assert back == messages(dst, src)
 
 
-def test_equal_sizes_are_one_to_one():
-    assert messages(pieces((0,), 4, 8), pieces((1,), 4, 8)) == [Message(0, 0, 1, 0, 0, 4), Message(0, 1, 1, 1, 4, 8)]
-
-
 def test_a_replica_without_samples_has_no_piece():
     assert pieces((5, 6, 7), 2, 2) == [Piece(6, 0, 0, 1), Piece(7, 0, 1, 2)]
-
-
-def test_the_last_microbatch_may_be_smaller():
-    assert pieces((0,), 4, 6) == [Piece(0, 0, 0, 4), Piece(0, 1, 4, 6)]

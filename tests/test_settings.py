@@ -22,13 +22,18 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from pydantic import Field
 
+import gpp
 from gpp import SGD, Analytical, Device, Even, Link, Loss, OneFOneB, Planning, Run, Simulate, Strategy, local
+from gpp.cost.models.profiled import Profiled
 from gpp.data.digits import DigitsData
 from gpp.errors import InvalidConfig, written
 from gpp.loggers.tensorboard import TensorBoard
+from gpp.loggers.wandb import Wandb
+from gpp.models.profile import Profile
 from gpp.models.random_graph import RandomGraph
 from gpp.runtime.cards import local as cards
 from gpp.runtime.cards.local import Speeds
+from gpp.runtime.controller.slurm import Slurm
 from gpp.settings import Count, Natural, Positive, Text, arguments, declared, settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -208,6 +213,40 @@ def test_an_unknown_setting_is_refused_and_the_usual_ones_pass(target: Any, pref
     assert not isinstance(target, type) or pickle.loads(pickle.dumps(made)) == made
     with pytest.raises(TypeError, match="no_such_setting"):
         target(**usual(target), no_such_setting=1)
+
+
+OUT_OF_RANGE: dict[Any, dict[str, Any]] = {
+    gpp.Adam: {"betas": (0.9,)},
+    gpp.Checkpoints: {"every": -1, "keep": 0},
+    gpp.Distributed: {"launch": "ssh", "nodes": 0, "master_port": 99999, "startup_timeout_s": 0.0, "autocast": "int8"},
+    gpp.Emulate: {"budget_s": 0.0, "overhead": 1.0, "time_scale": 0.0, "max_steps": 1},
+    gpp.Optimal: {"limit": 0},
+    gpp.PipeDream: {"states": "deep", "time_limit_s": 0, "activation_compression": 0, "max_states": 0},
+    gpp.PipeDream2BW: {"replication": None, "max_candidates": 0},
+    gpp.PipeOptim: {"offset": 2, "future": "none", "horizon_from": "guess"},
+    gpp.Piper: {"linearize": "deep", "time_limit_s": 0, "max_states": 0},
+    Profile: {"seconds": 0},
+    Profiled: {"num_threads": 0, "budget_s": 0},
+    gpp.RMSprop: {"alpha": 1.0, "momentum": -0.1, "weight_decay": -1.0, "clip_norm": 0, "lr": 0},
+    RandomGraph: {"num_ops": 0},
+    SGD: {"momentum": 1.0},
+    gpp.Sequential: {"patience": 0},
+    Slurm: {"executor": "pbs", "time_min": 0},
+    gpp.SpecTrain: {"form": 3},
+    gpp.Stash: {"accumulation": 0},
+    Strategy: {"replicas": "maybe"},
+    Wandb: {"mode": "sometimes", "project": ""},
+}
+"""Values of the right type that a setting cannot mean."""
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "value"), [(target, *wrong) for target, own in OUT_OF_RANGE.items() for wrong in own.items()]
+)
+def test_values_out_of_range_are_refused(target: Any, name: str, value: Any) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        target(**{**usual(target), name: value})
+    assert caught.value.field == f"{dict(TARGETS)[target]}.{name}"
 
 
 @cache

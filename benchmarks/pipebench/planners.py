@@ -11,7 +11,7 @@ from baselines.released.pipedream import PipeDreamOptimizer
 from baselines.released.piper import PiperPlanner
 from benchmarks.pipebench.verify import Invalid, judge
 from gpp.cluster import flat
-from gpp.cost.models.tabulated import Tabulated
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import GppError
 from gpp.graph.op_graph import Op, OpGraph, Param, Tensor
@@ -60,7 +60,7 @@ def posed(problem: dict[str, Any]) -> Problem:
             memory_bytes=problem["memory"],
             latency_s=problem["latency"],
         ),
-        cost=Tabulated(),
+        cost=Constant(),
         minibatch_size=problem["minibatch"],
         optimizer_state_factor=problem["weight_copies"] - 2.0,
         max_replicas=most if most < problem["devices"] else None,

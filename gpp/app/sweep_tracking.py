@@ -11,8 +11,9 @@ from gpp.app.tracking import commit_of
 from gpp.loggers.base import AbstractLogger, End, RunInfo, start
 from gpp.report.draw.svg import standalone
 from gpp.report.sweep.files import result_rows, summarise
-from gpp.report.sweep.jobs import SETUP, SweepJob, flatten
+from gpp.report.sweep.jobs import SETUP, SweepJob
 from gpp.report.sweep.page import general_charts
+from gpp.serialization import flatten
 
 
 def track_sweep(

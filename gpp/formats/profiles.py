@@ -2,7 +2,7 @@
 
 There are three formats, which are told apart by their content: PipeDream's graph.txt, Piper's JSON and plain JSON. One sample of
 ours is one micro-batch of the profile. `forward_flops` and `backward_flops` hold *seconds* a sample, which
-`gpp.cost.models.tabulated` reads as they are.
+`gpp.cost.models.constant` reads as they are.
 """
 
 from __future__ import annotations

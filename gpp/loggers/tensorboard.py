@@ -13,7 +13,7 @@ import os
 import shlex
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from gpp.files import folder, open_binary
 from gpp.loggers.back_end import BackEndRecord, need, prefixed
 from gpp.loggers.base import AbstractLogger, End, RunInfo
+from gpp.serialization import flatten
 from gpp.settings import settings
 
 
@@ -67,7 +68,7 @@ class TensorBoardRecord(BackEndRecord):
     def _begin(self, writer: Any, told: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Write the settings, as a table and for the HPARAMS tab."""
         data, tag = _module("plugins.hparams.plugin_data_pb2"), _module("plugins.hparams.metadata").SESSION_START_INFO_TAG
-        known = {key: value for key, value in (*told.items(), *leaves(config)) if value is not None}
+        known = {key: value for key, value in (*told.items(), *flatten(config).items()) if value is not None}
         start = data.SessionStartInfo(start_time_secs=time.time())
         for key, value in known.items():
             if isinstance(value, bool):
@@ -150,15 +151,6 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     lines = [["" if cell is None else str(cell) for cell in line] for line in (columns, ["---"] * len(columns), *rows)]
     lines = [[word.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ") for word in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted path, value) of every setting; a list is one value."""
-    if isinstance(config, Mapping):
-        for key, value in config.items():
-            yield from leaves(value, f"{path}.{key}".lstrip("."))
-    else:
-        yield path, config
 
 
 @settings("logger.tensorboard")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import final
 
 from gpp.cost.models.base import AbstractCostModel
-from gpp.cost.models.tabulated import Tabulated
+from gpp.cost.models.constant import Constant
 from gpp.errors import InvalidConfig
 from gpp.graph.captured import Captured
 from gpp.models.base import AbstractPlanned
@@ -66,8 +66,8 @@ class Profile(AbstractProfile):
             object.__setattr__(self, "name", Path(self.path).name.partition(".")[0] or self.name)
 
     @property
-    def times(self) -> Tabulated:
-        return Tabulated()
+    def times(self) -> Constant:
+        return Constant()
 
     def captured(self) -> Captured:
         from gpp.formats.profiles import read_profile

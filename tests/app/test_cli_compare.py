@@ -97,13 +97,6 @@ def test_weights_are_for_all_too(tmp_path: Path) -> None:
     assert all(each["plan"]["microbatch_sizes"] and each["plan"]["optimality_gap"] is None for each in done.result["compared"])
 
 
-def test_a_schedule_is_for_all(tmp_path: Path) -> None:
-    done = run(tmp_path, *COMPARE, "strategies=[sequential,gpipe]", "strategy/schedule=gpipe")
-    assert done.code == 0, done.out
-    first, second = (each["predicted"]["iteration_s"] for each in done.result["compared"])
-    assert first == second
-
-
 def test_a_plan_is_explained(tmp_path: Path) -> None:
     done = run(tmp_path, *SMALL, "mode=plan", APART)
     assert done.code == 0, done.out

@@ -21,6 +21,8 @@ from gpp.report.run.page import replaced_table, run_report
 from gpp.report.run.record import RunRecord
 from gpp.runtime.engine import Progress, Taken
 from gpp.timeline import Outcome
+from tests.app import test_replanning
+from tests.app.test_replanning import Settings
 from tests.support import graphs
 
 STRATEGY = Strategy(name="test", planner=Sequential(replication=False), schedule=OneFOneB(), replan=Replan(every=4))
@@ -105,20 +107,7 @@ def test_split_operators_and_blocks_do_not_move() -> None:
         check_movable(plan, SimpleNamespace(nodes=[SimpleNamespace(kind="block", target="mine")]), 5)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
-class Settings:
-    steps: int
-    first_step: int = 0
-    serving: None = None
-
-
-@dataclass(frozen=True)
-class Job:
-    plan: Plan
-    settings: Settings
-    cluster: Any = None
-    captured: Any = None
-
+class Job(test_replanning.Job):
     def save(self, run_dir: Path) -> None:
         (run_dir / "saved").write_text(str(len(self.plan.stages[0].ops)))
 

@@ -133,12 +133,6 @@ def test_ctrl_c_during_an_import_is_one_line(tmp_path: Path, script: str, module
     assert not (tmp_path / "run").exists()
 
 
-def test_an_exception_before_the_workers_start_is_a_result(tmp_path: Path) -> None:
-    done = run(tmp_path, *SMALL, "engine=reference", "minibatch_size=32", "+data.args.broken=true")
-    assert (done.code, done.result["status"]) == (1, "failed")
-    assert "the disk with the samples is gone" in done.result["reason"]
-
-
 def test_a_terminal_that_goes_away_ends_no_run(tmp_path: Path) -> None:
     """Nobody reads on, and the encoding knows no letters but ASCII's."""
     folder = tmp_path / "Läufe 模型"

@@ -9,7 +9,6 @@ from baselines.torch_pipelining import TorchPipelining
 from gpp import OneFOneB, Plan, Sequential, Strategy
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
-from gpp.graph.op_graph import Param
 from gpp.plan.build import make_plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.runtime.task import EngineTask
@@ -17,12 +16,10 @@ from tests.support.graphs import chain, with_weights
 from tests.support.problems import Rate, cluster
 
 
-def heavy_passes(minibatch_size: int = 8) -> Problem:
+def heavy_passes() -> Problem:
     """A pass takes as long for one sample as for many, and updates take long too: two stages of one micro-batch are best."""
-    graph = with_weights(chain(4))
-    params = tuple(Param(name=param.name, num_bytes=750_000_000) for param in graph.params)
-    graph = replace(graph, params=params)
-    return Problem(graph=graph, cost=Rate(flop_per_s=1e30), cluster=cluster(2, 1e15), minibatch_size=minibatch_size)
+    graph = with_weights(chain(4), 750_000_000)
+    return Problem(graph=graph, cost=Rate(flop_per_s=1e30), cluster=cluster(2, 1e15), minibatch_size=8)
 
 
 def task(problem: Problem, *losses: int, clips: bool = False) -> EngineTask:

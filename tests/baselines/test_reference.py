@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-import gpp
 from baselines.reference import worker as reference_worker
 from baselines.reference.pipeline import Pipeline, run_reference
 from baselines.reference.reference import Reference
-from gpp import Distributed, DoubleBuffer, Naive, NoFlush, PipeOptim, SpecTrain, Stash, VerticalSync
+from gpp import DoubleBuffer, Naive, PipeOptim, SpecTrain, Stash, VerticalSync
 from gpp.data.sampler import minibatch
 from gpp.errors import InvalidConfig, UnsupportedPlan
 from gpp.mechanisms.round_robin.stage import IN_TURN
@@ -259,33 +258,6 @@ def test_what_the_engine_refuses() -> None:
     in_turn = replace(job.plan, stages=(replace(first, devices=(0, 4)).having(IN_TURN), *job.plan.stages[1:]))
     with pytest.raises(UnsupportedPlan, match="in turn"):
         Reference().check(in_turn)
-
-
-@pytest.mark.long
-@pytest.mark.dist
-def test_from_python(tmp_path: Path) -> None:
-    """`gpp.train` on the engine leaves the real run's weights in the model."""
-    inputs = torch.randn(64, 8, dtype=torch.float64)
-    targets, ends = inputs.sum(-1, keepdim=True) * 0.3, []
-    optimizer = SGD(lr=0.05, momentum=0.9)
-    for engine in (Reference(), Distributed()):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)).double()
-        captured = gpp.capture_model(model, {"input": inputs[:4]}, targets[:4], nn.functional.mse_loss)
-        problem = gpp.problem(captured, gpp.local(num_devices=2), minibatch_size=16, optimizer=optimizer)
-        strategy = gpp.Strategy(name="mine", planner=gpp.Even(), schedule=NoFlush(), weights=PipeOptim())
-        outcome = gpp.train(
-            model,
-            captured,
-            problem,
-            strategy,
-            strategy.plan(problem),
-            data=({"input": inputs}, targets),
-            run=gpp.Run(folder=tmp_path / engine.name, steps=12, engine=engine),
-        )
-        ends.append((outcome.losses, {name: p.detach().clone() for name, p in model.named_parameters()}))
-    assert len(ends[0][0]) == 12 and ends[0][0] == ends[1][0]
-    assert all(torch.equal(tensor, ends[1][1][name]) for name, tensor in ends[0][1].items())
 
 
 def trained(tmp_path: Path, engine: str, *words: str) -> tuple[dict, dict[str, Tensor]]:

@@ -3,10 +3,9 @@
     python -m tests.checks.cards --count 2000
 
 Each program is tried as gloo has it, in the order for cards, and in that order with some messages moved; each of these on the
-runtime's path, on the strictest path (one operation at a time on a card) and on the path of before (receives two passes ahead, a
-communicator for each channel, a device-wide wait after every pass). On the strictest path, proof and model must say the same of
-every one, and what is proved must run on the runtime's path. Prints how many run and how many do not, and ends with 1 if they
-disagree anywhere or if a program in the order for cards hangs.
+runtime's path, on variants of it, and on the strictest path (one operation at a time on a card). On the strictest path, proof and
+model must say the same of every one, and what is proved must run on the others. Prints how many run and how many do not, and ends
+with 1 if they disagree anywhere or if a program in the order for cards hangs.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ PATHS: dict[str, dict[str, Any]] = {
     "one communicator": {},
     "a communicator for each pair of devices": {},
     "strictest": {"one_queue": True},
-    "today": {"today": True},
 }
 """Name -> rules of the model."""
 

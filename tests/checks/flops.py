@@ -81,7 +81,7 @@ def t5() -> Case:
     from transformers import T5Config, T5ForConditionalGeneration
 
     sizes: Sizes = {"vocab_size": 128, "d_model": WIDTH, "d_kv": 16, "d_ff": 160, "num_layers": 2, "num_heads": 4}
-    return T5ForConditionalGeneration(T5Config(**sizes, **ASK)), {"input_ids": ids(), "labels": ids(LENGTH - 8)}
+    return T5ForConditionalGeneration(T5Config(**sizes, **ASK, dropout_rate=0.0)), {"input_ids": ids(), "labels": ids(LENGTH - 8)}
 
 
 def bart() -> Case:
@@ -96,7 +96,7 @@ def whisper() -> Case:
 
     sizes: Sizes = {"d_model": WIDTH, "num_mel_bins": 16, "max_source_positions": 32, "max_target_positions": 40}
     ends = {key: WORDS[key] for key in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")}
-    model = WhisperForConditionalGeneration(WhisperConfig(**LAYERS, **ASK, **ends, **sizes))
+    model = WhisperForConditionalGeneration(WhisperConfig(**LAYERS, **ASK, **ends, **sizes, dropout=0.0))
     return model, {"input_features": torch.randn(BATCH, 16, 64), "labels": ids(LENGTH - 8)}
 
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 import gpp
 from gpp.app.batches import loss_of, named_targets
@@ -35,6 +36,7 @@ from gpp.graph.op_graph import mask_of
 from gpp.plan.build import make_plan
 from gpp.plan.loss_stage import LossScope, with_loss_apart
 from gpp.plan.plan import Plan
+from tests.checks import flops
 
 SIZE, STEPS, TOLERANCE = 8, 20, 1e-12
 IN_FLOAT32 = 1e-6
@@ -49,8 +51,6 @@ Case = tuple[nn.Module, Callable[[int], Batch], Callable[[Any], Tensor] | None]
 TEXT: Sizes = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 VISION: Sizes = {name: size for name, size in TEXT.items() if name != "vocab_size"} | {"image_size": 32, "patch_size": 8}
 
-EXPERTS: Sizes = TEXT | {"num_key_value_heads": 2, "num_experts_per_tok": 2, "max_position_embeddings": 16, "use_cache": False}
-
 
 def tokens(length: int) -> Tensor:
     return torch.randint(3, 100, (SIZE, length))
@@ -64,34 +64,6 @@ def pairs(outputs: Any) -> Tensor:
     """One less the mean cosine of pairs."""
     text, image = (x / x.norm(dim=-1, keepdim=True) for x in (outputs.text_embeds, outputs.image_embeds))
     return (1 - (text * image).sum(-1)).mean()
-
-
-def t5() -> Case:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    sizes: Sizes = {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-    ends: Sizes = {"decoder_start_token_id": 0, "use_cache": False}
-    config = T5Config(**sizes, **ends, dropout_rate=0.0)
-    return T5ForConditionalGeneration(config), lambda n: {"input_ids": tokens(n), "labels": tokens(n - 2)}, None
-
-
-def clip() -> Case:
-    from transformers import CLIPConfig, CLIPModel
-
-    text: Sizes = TEXT | {"max_position_embeddings": 16, "bos_token_id": 1, "eos_token_id": 2}
-    model = CLIPModel(CLIPConfig(text_config=text, vision_config=VISION, projection_dim=16))
-    return model, lambda n: {"input_ids": tokens(n), "pixel_values": numbers(3, 32, 32)}, pairs
-
-
-def whisper() -> Case:
-    from transformers import WhisperConfig, WhisperForConditionalGeneration
-
-    counts: Sizes = {"layers": 2, "attention_heads": 4, "ffn_dim": 64}
-    layers: Sizes = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in counts.items()}
-    ends: Sizes = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
-    sizes: Sizes = {"vocab_size": 100, "d_model": 32, "num_mel_bins": 16, "max_source_positions": 30, "max_target_positions": 20}
-    config = WhisperConfig(**layers, **ends, **sizes, dropout=0.0, use_cache=False)
-    return WhisperForConditionalGeneration(config), lambda n: {"input_features": numbers(16, 60), "labels": tokens(n - 2)}, None
 
 
 def siglip() -> Case:
@@ -119,22 +91,24 @@ def lxmert() -> Case:
     return model, made, lambda outputs: outputs.pooled_output.square().mean()
 
 
-def mixtral() -> Case:
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    config = MixtralConfig(**EXPERTS, num_local_experts=4)
-    return MixtralForCausalLM(config), lambda n: {"input_ids": (ids := tokens(n)), "labels": ids}, None
+def answered(n: int) -> Batch:
+    return {"input_ids": tokens(n), "labels": tokens(n - 2)}
 
 
-def qwen2_moe() -> Case:
-    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
-
-    config = Qwen2MoeConfig(**EXPERTS, num_experts=4, moe_intermediate_size=16, shared_expert_intermediate_size=32)
-    return Qwen2MoeForCausalLM(config), lambda n: {"input_ids": (ids := tokens(n)), "labels": ids}, None
+def continued(n: int) -> Batch:
+    return {"input_ids": (ids := tokens(n)), "labels": ids}
 
 
-MADE = (t5, whisper, siglip, blip, lxmert, clip, mixtral, qwen2_moe)
-CASES: dict[str, Callable[[], Case]] = {f.__name__: f for f in MADE}
+CASES: dict[str, Callable[[], Case]] = {
+    "t5": lambda: (flops.t5()[0], answered, None),
+    "whisper": lambda: (flops.whisper()[0], lambda n: {"input_features": numbers(16, 64), "labels": tokens(n - 2)}, None),
+    "siglip": siglip,
+    "blip": blip,
+    "lxmert": lxmert,
+    "clip": lambda: (flops.clip()[0], lambda n: {"input_ids": tokens(n), "pixel_values": numbers(3, 32, 32)}, pairs),
+    "mixtral": lambda: (flops.CASES["mixtral"]()[0], continued, None),
+    "qwen2_moe": lambda: (flops.CASES["qwen2_moe"]()[0], continued, None),
+}
 CHANGING = ("t5", "clip")
 
 IGNORED, TEXTS, MICROBATCHES, REPLICAS, STAGES, LENGTH = -100, 16, 8, 2, 3, 12
@@ -171,7 +145,7 @@ def t5_texts() -> Texts:
         inputs, labels = texts(100)
         return {**inputs, "labels": labels}, None
 
-    return t5()[0], batch, None
+    return flops.t5()[0], batch, None
 
 
 class Tagger(nn.Module):
@@ -212,19 +186,6 @@ def captured_texts(model: nn.Module, inputs: Batch, labels: Tensor | None, loss:
     return capture(model, inputs, targets, loss_of(loss, bool(targets)), name=type(model).__name__)
 
 
-def plain_texts(model: nn.Module, loss: Any, data: Sequence[tuple[Batch, Tensor | None]]) -> list[float]:
-    """Losses of a loop of one's own over whole mini-batches; the model holds the weights."""
-    optimizer, out = torch.optim.SGD(model.parameters(), lr=0.1), []
-    for inputs, labels in data:
-        optimizer.zero_grad()
-        outputs = model(**inputs)
-        value = loss(outputs, labels) if loss else outputs.loss
-        value.backward()
-        optimizer.step()
-        out.append(value.item())
-    return out
-
-
 def check_tokens(name: str, folder: str) -> bool:
     """Train one network on uneven texts; says how far losses and weights are apart, and returns whether that is rounding alone."""
     torch.manual_seed(0)
@@ -232,7 +193,7 @@ def check_tokens(name: str, folder: str) -> bool:
     model = model.double().train()
     data = [batch() for _ in range(TOKEN_STEPS)]
     plain = copy.deepcopy(model)
-    expected = plain_texts(plain, loss, data)
+    expected = plain_losses(plain, loss, data, torch.optim.SGD(plain.parameters(), lr=0.1))
     _, plan = staged(captured_texts(model, *data[0], loss), REPLICAS)
     strategy, optimizer = gpp.Planning(plan=plan, cost=gpp.Analytical()), gpp.SGD(lr=0.1, momentum=0.0)
     settings: dict[str, Any] = {"strategy": strategy, "optimizer": optimizer, "run": gpp.Run(folder=folder)}
@@ -274,19 +235,28 @@ def has_experts(model: nn.Module) -> bool:
     return hasattr(getattr(model, "config", None), "num_experts_per_tok")
 
 
-def plain_losses(model: nn.Module, loss: Callable[[Any], Tensor] | None, data: Sequence[Batch]) -> list[float]:
-    """Losses of a loop of one's own over the whole model, with its experts in a loop: torch's product of groups has no float64."""
+def plain_losses(model: nn.Module, loss: Any, data: Sequence[tuple[Batch, Tensor | None]], optimizer: Optimizer) -> list[float]:
+    """Losses of a loop of one's own over whole mini-batches; the model holds the weights.
+
+    Experts go in a loop: torch's product of groups has no float64.
+    """
     if has_experts(model):
         model.set_experts_implementation("eager")  # pyright: ignore[reportCallIssue]
-    optimizer, out = torch.optim.Adam(model.parameters(), lr=1e-3), []
-    for batch in data:
+    out = []
+    for inputs, labels in data:
         optimizer.zero_grad()
-        outputs = model(**batch)
-        value = loss(outputs) if loss else outputs.loss
+        outputs = model(**inputs)
+        value = loss(outputs, *named_targets(labels).values()) if loss else outputs.loss
         value.backward()
         optimizer.step()
         out.append(value.item())
     return out
+
+
+def alone(model: nn.Module, loss: Callable[[Any], Tensor] | None, data: Sequence[Batch]) -> list[float]:
+    """Losses of Adam over a copy of the model, in a plain loop."""
+    model = copy.deepcopy(model)
+    return plain_losses(model, loss, [(batch, None) for batch in data], torch.optim.Adam(model.parameters(), lr=1e-3))
 
 
 def check(name: str, workers: int, *, changes: bool, folder: str) -> bool:
@@ -297,7 +267,7 @@ def check(name: str, workers: int, *, changes: bool, folder: str) -> bool:
     data = [batch(LENGTHS[i % len(LENGTHS)] if changes else LENGTHS[0]) for i in range(STEPS)]
     if changes:
         data[-1] = {key: tensor[: SIZE - 3] for key, tensor in data[-1].items()}
-    expected = plain_losses(copy.deepcopy(model), loss, data)
+    expected = alone(model, loss, data)
     strategy = gpp.Strategy(name="graphpipe", planner=gpp.GraphPipe(replication=False), schedule=gpp.OneFOneB())
     planning = gpp.Planning(strategy=strategy, cost=gpp.Analytical(), microbatch_size=SIZE // 4)
     settings: dict[str, Any] = {"loss": loss, "devices": workers, "strategy": planning}
@@ -309,7 +279,7 @@ def check(name: str, workers: int, *, changes: bool, folder: str) -> bool:
     saved: Any = type(model).from_pretrained(where, dtype="auto").train()
     kept = all(torch.equal(weight, saved.state_dict()[key]) for key, weight in model.state_dict().items())
     again = data[: STEPS // 4]
-    expected += plain_losses(copy.deepcopy(saved), loss, again)
+    expected += alone(saved, loss, again)
     with gpp.parallelize(saved, data[0], run=gpp.Run(folder=f"{folder}-again"), **settings) as pipeline:
         losses += [pipeline.step(each) for each in again]
     worst = max(abs(found - value) / abs(value) for found, value in zip(losses, expected, strict=True))

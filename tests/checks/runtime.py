@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -52,7 +52,6 @@ class Program:
     processes: list[subprocess.Popen[bytes]]
     logs: list[Path]
     joint: bool = True
-    steps_s: list[list[float]] = field(default_factory=list)
 
     def signal(self, number: int) -> None:
         for process in self.processes:

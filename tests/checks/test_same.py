@@ -9,7 +9,7 @@ import pytest
 
 from tests.same import cases, compare
 from tests.same.cases import Meant
-from tests.same.record import Server, taken
+from tests.same.record import server, taken
 
 SIMULATED = "engine=simulate cost=analytical logger=none"
 SAMPLE = (
@@ -26,11 +26,11 @@ def record(folder: Path, seed: str) -> Recorded:
     """The sample, recorded by a process with a hash seed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONHASHSEED", seed)
-        server = Server(cases.TESTS.parent, torch=False)
+        served = server(cases.TESTS.parent, torch=False)
     try:
-        return folder, {case: taken(server, case, folder / "programs") for case in SAMPLE}
+        return folder, {case: taken(served, case, folder / "programs") for case in SAMPLE}
     finally:
-        server.close()
+        served.close()
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,8 @@ import pytest
 
 from baselines.reference.reference import Reference
 from gpp import Distributed, Even, OneFOneB, Plan, Strategy
-from gpp.cluster import Link, flat
+from gpp.cluster import Link
 from gpp.cost.models.constant import Constant
-from gpp.cost.models.tabulated import Tabulated
 from gpp.cost.problem import Problem
 from gpp.cost.stage import pass_times
 from gpp.cost.variants import Repeats
@@ -112,10 +111,3 @@ def test_engines_that_run_refuse_what_they_cannot():
         Distributed().refuse_plan(again, task)
     with pytest.raises(UnsupportedPlan, match=r"stage 1 splits its operators over 2 devices,.*tensor_parallel=false"):
         Reference().check(plan)
-
-
-def test_tabulated_times_are_the_profiles():
-    graph = chain(2)
-    device = flat(num_devices=1, bandwidth_bytes_per_s=1.0, memory_bytes=1.0).devices[0]
-    times = Tabulated().op_times(graph, 3, replace(device, speed_factor=0.5))
-    assert times.forward_s.tolist() == [6.0, 6.0] and times.backward_s.tolist() == [12.0, 12.0]

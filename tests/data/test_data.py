@@ -75,13 +75,19 @@ class Pairs(torch.utils.data.Dataset):
         return forms[self.form]
 
 
-@pytest.mark.parametrize("name", ["synthetic", "digits", "imported"])
+SEQUENCES = {
+    "text": network_named("gpt", num_layers=1, hidden=8, num_heads=1, vocabulary=64, sequence=32),
+    "translation": network_named("translator", vocabulary=9, sequence=6),
+}
+
+
+@pytest.mark.parametrize("name", ["synthetic", "digits", "imported", *SEQUENCES])
 def test_options_build(name):
     extra = [f"data.factory={__name__}.Pairs", "data.args={form: pair}"] if name == "imported" else []
-    data = option("data", name, *extra)
-    assert restore(json.loads(json.dumps(describe(data)))) == data
-    data.check(DIGITS)
-    assert len(data.load("train", DIGITS, seed=0, dtype="float32")) > 0
+    data, model = option("data", name, *extra), SEQUENCES.get(name, DIGITS)
+    assert restore(json.loads(json.dumps(describe(data)))) == data and (name == "imported" or data == type(data)())
+    data.check(model)
+    assert len(data.load("train", model, seed=0, dtype="float32")) > 0
 
 
 @pytest.mark.parametrize("model", [SMALL_DLRM, SMALL_MMT, SMALL_BRIDGE], ids=["dlrm", "mmt", "bridge_tower"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,8 @@ import torch
 
 from gpp.data.text import RARE, Text
 from gpp.errors import InvalidConfig
-from gpp.models.base import describe
 from gpp.models.network import Network
-from gpp.runtime.job import restore
-from tests.support.conf import network_named, option
+from tests.support.conf import network_named
 
 MODEL = network_named("gpt", num_layers=1, hidden=8, num_heads=1, vocabulary=64, sequence=32)
 
@@ -21,11 +18,6 @@ MODEL = network_named("gpt", num_layers=1, hidden=8, num_heads=1, vocabulary=64,
 def whole(data: Text, split: str, model: Network = MODEL, seed: int = 0) -> dict[str, torch.Tensor]:
     samples = data.load(split, model, seed=seed, dtype="float32")
     return samples.fetch(range(len(samples)))
-
-
-def test_the_option_builds_and_reads_back() -> None:
-    data = option("data", "text")
-    assert data == Text() == restore(json.loads(json.dumps(describe(data))))
 
 
 def test_every_target_is_the_next_character() -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
 from gpp.data.translation import START, Translation
 from gpp.errors import InvalidConfig
-from gpp.models.base import describe
-from gpp.runtime.job import restore
-from tests.support.conf import network_named, option
+from tests.support.conf import network_named
 
 MODEL = network_named("translator", vocabulary=9, sequence=6)
 
@@ -19,11 +15,6 @@ MODEL = network_named("translator", vocabulary=9, sequence=6)
 def whole(split: str, seed: int = 0, **settings: int) -> dict[str, torch.Tensor]:
     samples = Translation(**settings).load(split, MODEL, seed=seed, dtype="float32")
     return samples.fetch(range(len(samples)))
-
-
-def test_the_option_builds_and_reads_back() -> None:
-    data = option("data", "translation")
-    assert data == Translation() == restore(json.loads(json.dumps(describe(data))))
 
 
 def test_targets_are_reversed_and_exchanged() -> None:

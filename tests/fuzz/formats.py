@@ -19,8 +19,8 @@ from typing import final
 from gpp import SGD, Analytical, GraphPipe, NoFlush, OneFOneB, Sequential, Simulate, Stash, Strategy
 from gpp.app.experiment import Experiment
 from gpp.cluster import Cluster, flat
+from gpp.cost.models.constant import Constant
 from gpp.cost.models.profiled import GraphProfile, Profiled, cpu_setting, sample_counts
-from gpp.cost.models.tabulated import Tabulated
 from gpp.cost.problem import Problem
 from gpp.data.synthetic import Synthetic
 from gpp.errors import Infeasible
@@ -138,7 +138,7 @@ class Profiles(AbstractFormat):
 
     def use(self, folder: Path) -> bool:
         graph = read_profile(folder / self._name)
-        problem = Problem(graph=coarsen(graph, 8), cluster=_nominal(), cost=Tabulated(), minibatch_size=4)
+        problem = Problem(graph=coarsen(graph, 8), cluster=_nominal(), cost=Constant(), minibatch_size=4)
         try:
             plan = CHAINED.plan(problem)
         except Infeasible:

@@ -37,13 +37,6 @@ def test_reachability_of_the_diamond():
     assert DIAMOND.predecessors[3] == 0b00110
 
 
-@pytest.mark.parametrize(
-    ("ops", "convex"), [((0, 1), True), ((0, 3), False), ((0, 1, 3), False), ((0, 1, 2, 3), True), ((1, 2), True)]
-)
-def test_convexity(ops, convex):
-    assert DIAMOND.is_convex(mask_of(ops)) is convex
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_convexity_is_what_the_paths_say(seed):
     g = random_dag(12, seed)

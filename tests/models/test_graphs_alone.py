@@ -49,8 +49,6 @@ def test_training_is_refused_before_anything_starts(tmp_path):
 def test_settings_are_checked():
     with pytest.raises(InvalidConfig, match=r"model\.path"):
         Profile(name="x", loss="none", path="nowhere.txt")
-    with pytest.raises(InvalidConfig, match=r"model\.seconds"):
-        Profile(name="x", loss="none", path=str(PROFILES / "b2x16.json"), seconds=0)
     with pytest.raises(InvalidConfig, match="no network to train"):
         Profile(name="x", loss="none", path=str(PROFILES / "b2x16.json")).build()
 

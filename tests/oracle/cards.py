@@ -16,9 +16,6 @@ from tests.support.cards.machine import Machine, Policy
 from tests.support.cards.meetings import Group
 from tests.support.cards.operations import Op
 
-_Made = tuple[Sequence[int], Sequence[object]]
-"""Members of a communicator, and what it carries."""
-
 Steps = Generator[Wait | None, None, object]
 
 
@@ -27,7 +24,6 @@ def outcome(
     made: Sequence[Communicator],
     *,
     one_queue: bool = False,
-    today: bool = False,
     receives_wait: bool = False,
     pending: int | None = None,
     policy: Policy = "random",
@@ -36,9 +32,8 @@ def outcome(
     """How the programs end on the model, one after the other: `runs`, `deadlock`, or `mismatch` of a message.
 
     Args:
-        made: the communicators of the new path. Where several devices share the passes of a replica, each runs one stage.
+        made: the communicators. Where several devices share the passes of a replica, each runs one stage.
         one_queue: the strictest rule, one operation at a time on a card.
-        today: a communicator for each channel, receives behind the passes before them, a device-wide wait after every pass.
         receives_wait: receives behind the passes before them, as torch has it.
         pending: sends under way before the host waits for the oldest.
     """
@@ -48,8 +43,8 @@ def outcome(
     for device in devices:
 
         def main(host: AbstractHost, device: int = device) -> Steps:
-            yield from _make(host, machine, devices, groups, _today(programs, made) if today else _ours(made))
-            card = _Host(host, device, devices, groups, today=today, receives_wait=receives_wait, pending=pending)
+            yield from _make(host, machine, devices, groups, made)
+            card = _Host(host, device, devices, groups, receives_wait=receives_wait, pending=pending)
             card.team = next((one.devices for one in made if one.replica and device in one.devices), None)
             for program in programs:
                 yield from card.run(program)
@@ -64,38 +59,16 @@ def outcome(
     return "runs"
 
 
-def _ours(made: Sequence[Communicator]) -> list[_Made]:
-    return [
-        (one.devices, [*one.pairs, *(("sum", group) for group in one.groups), *([one.devices] if one.replica else [])])
-        for one in made
-    ]
-
-
-def _today(programs: Sequence[Program], made: Sequence[Communicator]) -> list[_Made]:
-    """A communicator for each channel, one for each gradient group and replica, one for the norm."""
-    channels: dict[tuple, None] = {}
-    sums: dict[object, set[int]] = defaultdict(set)
-    for program in programs:
-        for device, own in sorted(program.actions.items()):
-            for a in own:
-                if a.kind in ("SF", "SB") and a.peer_device != device:
-                    channels[a.kind[1], a.stage, a.peer_stage, device, a.peer_device] = None
-                if a.kind in ("R", "N"):
-                    sums["sum", -1 if a.kind == "N" else a.microbatch].add(device)
-    out: list[_Made] = [(tuple(sorted(channel[3:])), [channel]) for channel in channels]
-    out += [(tuple(sorted(members)), [group]) for group, members in sums.items()]
-    return out + [(one.devices, [one.devices]) for one in made if one.replica]
-
-
 def _make(
     host: AbstractHost,
     machine: Machine,
     devices: Sequence[int],
     groups: dict[object, Group],
-    made: Sequence[_Made],
+    made: Sequence[Communicator],
 ) -> Steps:
-    for number, (members, carries) in enumerate(made):
-        group, wait = machine.gather(host, [devices.index(device) for device in members], f"communicator {number}")
+    for number, one in enumerate(made):
+        group, wait = machine.gather(host, [devices.index(device) for device in one.devices], f"communicator {number}")
+        carries = [*one.pairs, *(("sum", group) for group in one.groups), *([one.devices] if one.replica else [])]
         groups.update(dict.fromkeys(carries, group))
         yield wait
 
@@ -108,12 +81,11 @@ class _Host:
         devices: Sequence[int],
         groups: dict[object, Group],
         *,
-        today: bool,
         receives_wait: bool,
         pending: int | None,
     ) -> None:
         self.host, self.device, self.devices, self.groups = host, device, devices, groups
-        self.today, self.receives_wait, self.pending = today, today or receives_wait, pending
+        self.receives_wait, self.pending = receives_wait, pending
         self.compute, self.copies = host.queue("compute"), {"O": host.queue("copy out"), "P": host.queue("copy in")}
         self.team: tuple[int, ...] | None = None
 
@@ -146,10 +118,7 @@ class _Host:
                         host.order(compute, op)
                     summed = []
                 group = -1 if a.kind == "N" else a.microbatch
-                op = self.groups["sum", group].sum(host, (a.kind, group), after=behind)
-                if self.today:
-                    host.order(compute, op)
-                summed.append(op)
+                summed.append(self.groups["sum", group].sum(host, (a.kind, group), after=behind))
             elif a.kind in ("O", "P"):
                 queue = self.copies[a.kind]
                 for op in [latest, *(copied[what] for what in [("O", a.stage, a.microbatch)] if a.kind == "P")]:
@@ -160,16 +129,14 @@ class _Host:
                 continue
             elif a.kind in ("RF", "RB"):
                 about = a.kind[1], a.peer_stage, a.stage, a.peer_device, self.device
-                group = self.groups[about if self.today else about[3:]]
+                group = self.groups[about[3:]]
                 op = group.receive(host, self.devices.index(a.peer_device), (about, a.lo, a.hi), after=behind)
                 posted[a.kind[1], a.stage, a.microbatch].append(op)
             else:
                 about = a.kind[1], a.stage, a.peer_stage, self.device, a.peer_device
                 while self.pending is not None and len(sent) > self.pending:
                     yield host.until([sent.popleft()], "send")
-                group = self.groups[about if self.today else about[3:]]
+                group = self.groups[about[3:]]
                 op = group.send(host, self.devices.index(a.peer_device), (about, a.lo, a.hi), after=behind)
                 sent.append(op)
-            if self.today and a.kind in ("F", "B", "U"):
-                yield host.everything()
         yield host.everything("end of the step")

@@ -18,7 +18,7 @@ Constraints:
 3. Replicas divide b: `OptionTables.of`.
 4. Memory: `Plan.validate`; what certainly does not fit is left out before (`OptionTables.bounds_s`).
 
-Complexity: Bell(n) partitions times the device splits; refused above `max_ops` and `max_devices`.
+Complexity: Bell(n) partitions times the device splits; refused above 9 operators and 6 devices.
 
 Departures: none from any paper. Written independently of the other planners, so that it can tell on them. Candidates are
 skipped only when they provably take longer than the best plan found (`OptionTables.bounds_s`), and of partitions that differ
@@ -43,7 +43,7 @@ from gpp.plan.build import make_plan
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.common.linear_orders import branch_first_order, depth_first_order
-from gpp.settings import Count, settings
+from gpp.settings import settings
 from tests.oracle.exhaustive_bounds import Masks, OptionTables, Shape, sizes
 
 Ops = frozenset[int]
@@ -56,26 +56,20 @@ class Exhaustive(AbstractPlanner):
 
     Args:
         space: `convex` or `graphpipe`; see the module's docstring.
-        replication: whether a stage may be replicated.
         per_stage_microbatch: whether stages may have micro-batches of different sizes; for tiny graphs.
-        max_ops, max_devices: larger problems are refused.
     """
 
     space: Literal["convex", "graphpipe"] = "convex"
-    replication: bool = True
     per_stage_microbatch: bool = False
-    max_ops: Count = 9
-    max_devices: Count = 6
 
     def plan(self, problem: Problem, predict: Predict) -> Plan:
         for field, have, most in (
-            ("graph.max_ops", problem.graph.num_ops, self.max_ops),
-            ("cluster.num_devices", problem.cluster.num_devices, self.max_devices),
+            ("graph.max_ops", problem.graph.num_ops, 9),
+            ("cluster.num_devices", problem.cluster.num_devices, 6),
         ):
             if have > most:
                 raise InvalidConfig(field, have, f"the exhaustive planner takes at most {most}", "use strategy/planner=graphpipe")
-        most = problem.max_replicas or problem.cluster.num_devices if self.replication else 1
-        tables = OptionTables.of(problem, most, self.per_stage_microbatch)
+        tables = OptionTables.of(problem, problem.max_replicas or problem.cluster.num_devices, self.per_stage_microbatch)
         shapes = [shape for masks, chain in self._partitions(problem) if (shape := Shape.of(problem.graph, masks, chain))]
         combos = {k: tables.combinations(k, problem.cluster.num_devices) for k in {len(shape.masks) for shape in shapes}}
         bounds = [tables.bounds_s(shape, combos[len(shape.masks)]) for shape in shapes]
@@ -110,9 +104,7 @@ class Exhaustive(AbstractPlanner):
             yield from ((masks, False) for masks in convex_partitions(graph, most, alike))
         else:
             known = {frozenset(masks) for masks in linear}
-            alignments = [
-                _Alignment(problem, most if self.replication else 1, barrier) for barrier in (shortest_barrier, branch_barrier)
-            ]
+            alignments = [_Alignment(problem, most, barrier) for barrier in (shortest_barrier, branch_barrier)]
             if alignments[0].converted:
                 known |= {frozenset(masks) for masks in _intervals(branch_first_order(graph))}
             for masks in convex_partitions(graph, most):

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from gpp import OneFOneB, PipeDream, Piper, Sequential, Strategy
-from gpp.cost.models.tabulated import Tabulated
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.graph.random_graphs import random_dag
@@ -40,7 +40,7 @@ def posed(model: str, cluster_name: str, efficiency: float | None) -> Problem:
         seed = int(model.removeprefix("random"))
         graph, cost = random_dag(random.Random(seed).randint(8, 20), seed, skew=1.0), Rate()
     else:
-        graph, cost = profile(model), Tabulated()
+        graph, cost = profile(model), Constant()
     return Problem(graph=graph, cluster=cluster, cost=cost, minibatch_size=48, optimizer_state_factor=1.0)
 
 

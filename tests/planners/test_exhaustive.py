@@ -60,28 +60,17 @@ def test_bounds_only_skip_what_cannot_win(seed):
     assert best == float("inf") or found[1] >= 0.7 * best  # Chains may be better; hardly so.
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_more_freedom_is_never_worse(seed):
-    problem = random_problem(seed, max_ops=4, max_devices=3)
-    uniform, free = run(Exhaustive(), problem), run(Exhaustive(per_stage_microbatch=True), problem)
-    assert uniform is None or free[1] <= uniform[1] * (1 + 1e-9)
-
-
 def test_unequal_micro_batches_win_where_a_small_one_suits_one_stage_only():
-    """Somewhere among small problems they do, and the plan says so."""
+    """Somewhere among small problems they do, and the plan says so; they are never worse."""
     wins = 0
     for seed in range(12):
         problem = random_problem(seed, max_ops=4, max_devices=3)
         uniform, free = run(Exhaustive(), problem), run(Exhaustive(per_stage_microbatch=True), problem)
+        assert uniform is None or free[1] <= uniform[1] * (1 + 1e-9)
         if uniform and free and free[1] < uniform[1] * (1 - 1e-6):
             wins += 1
             assert len({stage.microbatch_size for stage in free[0].stages}) > 1
     assert wins
-
-
-def test_spaces_are_nested():
-    problem = Problem(graph=towers(2, 2), cluster=cluster(3), cost=Constant(fixed_s=0.1), minibatch_size=8)
-    assert run(Exhaustive(), problem)[1] <= run(Exhaustive(space="graphpipe"), problem)[1]
 
 
 def test_limits():

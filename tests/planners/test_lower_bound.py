@@ -14,12 +14,12 @@ from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
 from gpp.errors import Infeasible
-from gpp.graph.op_graph import Op, OpGraph, Param, Tensor, bits, mask_of
+from gpp.graph.op_graph import Op, OpGraph, Tensor, bits, mask_of
 from gpp.graph.random_graphs import random_dag, random_series_parallel
 from gpp.planners.bounds.lower_bound import Bound, lower_bound
 from gpp.serialization import from_json, to_json
 from tests.oracle.exhaustive import Exhaustive
-from tests.support.graphs import chain, graph, with_weights
+from tests.support.graphs import chain, with_weights
 from tests.support.long import thinned
 from tests.support.operations import calls
 from tests.support.problems import Rate, cluster, random_problem, run, uneven
@@ -142,13 +142,8 @@ def test_below_the_optimum_where_links_are_slow(seed):
 
 def test_a_cut_that_memory_forces_costs_its_messages():
     """Two operators that no device holds together; their tensor takes longer than they do, forwards and backwards."""
-    two = chain(2, saved=0.0)
-    two = replace(
-        two,
-        tensors=tuple(replace(tensor, bytes_per_sample=1000.0) for tensor in two.tensors),
-        ops=tuple(replace(op, params=(f"w{i}",)) for i, op in enumerate(two.ops)),
-        params=tuple(Param(name=f"w{i}", num_bytes=60_000) for i in range(2)),
-    )
+    two = with_weights(chain(2, saved=0.0), 60_000)
+    two = replace(two, tensors=tuple(replace(tensor, bytes_per_sample=1000.0) for tensor in two.tensors))
     slow = Link(latency_s=0.5, bandwidth_bytes_per_s=100.0)
     problem = Problem(graph=two, cluster=cluster(2, 200_000.0, slow), cost=Constant(), minibatch_size=8, microbatch_size=1)
     bound, best = lower_bound(problem), run(Exhaustive(), problem)[1]
@@ -161,8 +156,7 @@ def test_a_cut_that_memory_forces_costs_its_messages():
 
 def test_a_detour_is_cut_with_the_path():
     """Two operators to a device: the middle cut has a small tensor on the path and a large one that skips two operators."""
-    line = with_weights(graph(4, [(0, 1), (1, 2), (2, 3)]))
-    line = replace(line, params=tuple(replace(param, num_bytes=400_000) for param in line.params))
+    line = with_weights(chain(4), 400_000)
     beside = Tensor(name="beside", producer=0, consumers=(3,), bytes_per_sample=80_000.0)
     problem = Problem(
         graph=replace(line, tensors=(*line.tensors, beside)),

@@ -8,9 +8,9 @@ from gpp import Link, PipeDream, Sequential
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
-from gpp.graph.op_graph import Param, bits
+from gpp.graph.op_graph import bits
 from gpp.planners.chains.downsets import Budget, all_states, linear_states
-from tests.support.graphs import chain, diamond, two_towers
+from tests.support.graphs import chain, diamond, two_towers, with_weights
 from tests.support.long import thinned
 from tests.support.problems import cluster, random_problem, run, towers
 
@@ -40,13 +40,9 @@ def test_stays_near_the_best_chains(first):
 
 def test_inner_stages_of_a_replicated_stretch_lie_in_each_node():
     """Two nodes of two devices, a slow network: a stretch on both nodes is a pipeline inside each."""
-    graph = chain(4, saved=0.0)
-    graph = replace(
-        graph,
-        ops=tuple(replace(op, params=(f"w{i}",)) for i, op in enumerate(graph.ops)),
-        tensors=tuple(replace(tensor, bytes_per_sample=100.0 if i == 1 else 10.0) for i, tensor in enumerate(graph.tensors)),
-        params=tuple(Param(name=f"w{i}", num_bytes=60) for i in range(4)),
-    )
+    graph = with_weights(chain(4, saved=0.0), 60)
+    tensors = tuple(replace(tensor, bytes_per_sample=100.0 if i == 1 else 10.0) for i, tensor in enumerate(graph.tensors))
+    graph = replace(graph, tensors=tensors)
     fast, slow = Link(latency_s=0.0, bandwidth_bytes_per_s=1e9), Link(latency_s=0.0, bandwidth_bytes_per_s=20.0)
     # No device holds the whole model, and the tensor in its middle is too large for the slow link.
     problem = Problem(graph=graph, cluster=cluster(4, 460.0, fast, slow, 2), cost=Constant(), minibatch_size=16, microbatch_size=2)

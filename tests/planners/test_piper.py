@@ -1,17 +1,18 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 
 import pytest
 
 from gpp import OneFOneB, Piper, Strategy
 from gpp.cluster import flat
 from gpp.cost.models.constant import Constant
-from gpp.cost.models.tabulated import Tabulated
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
-from tests.support.bills import peak_bytes
-from tests.support.chain_objectives import ring_s
+from gpp.graph.op_graph import mask_of
+from gpp.plan.build import make_plan
+from tests.support.chain_objectives import piper_s
 from tests.support.long import thinned
 from tests.support.problems import cluster, random_problem, run, towers
 from tests.support.published import profile
@@ -32,40 +33,24 @@ def test_objective_is_the_best_of_all_chains(seed):
     order = depth_first_order(problem.graph)
     for b in problem.microbatch_sizes():
         found = search.find(b)
-        best = min((value for value in _all_chains(problem, order, b, search) if value is not None), default=None)
+        best = min(_all_chains(problem, order, b, search), default=None)
         assert (found is None) == (best is None)
         if found:
             assert found[0] == pytest.approx(best, rel=1e-9)
 
 
 def _all_chains(problem, order, b, search):
-    graph, n, count = problem.graph, len(order), problem.minibatch_size // b
+    """The objective of every chain that fits."""
+    n = len(order)
     for size in range(1, min(problem.cluster.num_devices, n) + 1):
         for inner in itertools.combinations(range(1, n), size - 1):
-            cuts = [0, *inner, n]
-            parts = [tuple(sorted(order[i:j])) for i, j in itertools.pairwise(cuts)]
+            masks = [mask_of(order[i:j]) for i, j in itertools.pairwise((0, *inner, n))]
             for counts in itertools.product(search.counts(b), repeat=size):
                 if sum(counts) <= problem.cluster.num_devices:
-                    yield _value(problem, graph, parts, counts, b, count, search.link)
-
-
-def _value(problem, graph, parts, counts, b, count, link):
-    worst = 0.0
-    for s, (ops, r) in enumerate(zip(parts, counts, strict=True)):
-        held = min(len(parts) - s, count) * b
-        if peak_bytes(problem, ops, b, r, held) > problem.memory_limit_bytes:
-            return None
-        forward, backward = problem.stage_times(ops, b, tuple(range(r)))
-        moved = 0.0
-        for tensor in graph.tensors:
-            made, read = tensor.producer in ops, set(tensor.consumers) & set(ops)
-            if (made and set(tensor.consumers) - set(ops)) or (not made and read):
-                moved += tensor.bytes_per_sample * (1 + tensor.differentiable)
-        finish = ring_s(problem, problem.trainable_bytes(ops), r) + problem.cost.update_s(
-            problem.trainable_bytes(ops), problem.cluster.devices[0]
-        )
-        worst = max(worst, forward + backward + moved * b / r / link.bandwidth_bytes_per_s + finish / count)
-    return worst
+                    plan = make_plan(problem, "x", list(zip(masks, counts, strict=True)), b, chain=True, ordered=True)
+                    with suppress(Infeasible):
+                        plan.validate(problem)
+                        yield piper_s(plan, problem, search.link)
 
 
 def test_tensor_parallel_degrees_are_used_where_they_are_declared():
@@ -74,7 +59,7 @@ def test_tensor_parallel_degrees_are_used_where_they_are_declared():
     problem = Problem(
         graph=graph,
         cluster=flat(num_devices=8, bandwidth_bytes_per_s=25e9, memory_bytes=16e9),
-        cost=Tabulated(),
+        cost=Constant(),
         minibatch_size=8,
         microbatch_size=1,
         optimizer_state_factor=2.0,

@@ -17,7 +17,6 @@ from gpp import (
     Muon,
     NAdam,
     OneFOneB,
-    Optimal,
     PipeDream,
     PipeDream2BW,
     Piper,
@@ -29,7 +28,7 @@ from gpp import (
 )
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
-from gpp.errors import Infeasible, InvalidConfig
+from gpp.errors import Infeasible
 from gpp.graph.op_graph import Input, OpGraph, Tensor, bits
 from gpp.mechanisms.marks.stage import marks_of
 from gpp.plan.build import make_plan
@@ -308,19 +307,3 @@ def test_tensor_without_consumers_is_harmless():
     graph = replace(graph, tensors=(*graph.tensors, out))
     problem = Problem(graph=graph, cluster=cluster(3), cost=Constant(), minibatch_size=4)
     assert all(run(planner, problem) for planner in PLANNERS)
-
-
-@pytest.mark.parametrize(
-    ("planner", "wrong"),
-    [
-        (Sequential, {"patience": 0}),
-        (Optimal, {"limit": 0}),
-        (Piper, {"linearize": "deep", "time_limit_s": 0, "max_states": 0}),
-        (PipeDream, {"states": "deep", "time_limit_s": 0, "activation_compression": 0, "max_states": 0}),
-        (PipeDream2BW, {"replication": None, "max_candidates": 0}),
-    ],
-)
-def test_settings_are_checked(planner, wrong):
-    for field, value in wrong.items():
-        with pytest.raises(InvalidConfig, match=f"strategy.planner.{field}"):
-            planner(**{field: value})

@@ -32,13 +32,6 @@ def test_closed_form_of_a_balanced_chain():
     assert seconds == pytest.approx((8 + 4 - 1) * 3)
 
 
-def test_stages_form_a_chain_over_a_graph_with_branches():
-    problem = Problem(graph=towers(2, 3), cluster=cluster(4), cost=Constant(), minibatch_size=32, microbatch_size=1)
-    plan, _ = run(Sequential(replication=False), problem)
-    assert all((s, s + 1) in plan.edges for s in range(len(plan.stages) - 1))
-    assert plan.depth == len(plan.stages)
-
-
 def test_one_replicated_stage_has_no_bubble():
     problem = Problem(graph=chain(4), cluster=cluster(4), cost=Constant(), minibatch_size=8)
     plan, seconds = run(Sequential(), problem)

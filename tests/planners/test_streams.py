@@ -12,7 +12,6 @@ from gpp import DoubleBuffer, Even, Link, Naive, PipeDream, PipeOptim, Piper, Pl
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible, InvalidConfig
-from gpp.graph.op_graph import OpGraph, Param
 from gpp.plan.build import make_plan
 from gpp.planners.base import AbstractPlanner
 from gpp.planners.chains.pipedream_2bw import PipeDream2BW
@@ -28,7 +27,7 @@ from gpp.strategy import JudgedCandidates, Strategy
 from gpp.weights.base import AbstractWeights
 from gpp.weights.flush import Flush
 from tests.support.bills import peak_bytes
-from tests.support.graphs import chain, diamond, two_towers
+from tests.support.graphs import chain, diamond, two_towers, with_weights
 from tests.support.long import thinned
 from tests.support.problems import Rate, cluster, random_problem, towers
 from tests.support.programs import lower
@@ -66,17 +65,11 @@ def strategy(planner: AbstractPlanner, weights: AbstractWeights) -> Strategy:
     return Strategy(name="test", planner=planner, schedule=schedule, weights=weights)
 
 
-def weighted(of: OpGraph, num_bytes: int) -> OpGraph:
-    """The graph with so many bytes of weights at each operator."""
-    ops = tuple(replace(op, params=(f"w{i}",)) for i, op in enumerate(of.ops))
-    return replace(of, ops=ops, params=tuple(Param(name=f"w{i}", num_bytes=num_bytes) for i in range(of.num_ops)))
-
-
 def problems() -> dict[str, Problem]:
     link = Link(latency_s=1e-3, bandwidth_bytes_per_s=200.0)
     small = {"chain": chain(6), "diamond": diamond(), "two_towers": two_towers(3), "towers": towers(3, 2, fork=True)}
     out = {
-        name: Problem(graph=weighted(of, 100), cluster=cluster(4, 5e3, link), cost=Constant(fixed_s=0.1), minibatch_size=16)
+        name: Problem(graph=with_weights(of, 100), cluster=cluster(4, 5e3, link), cost=Constant(fixed_s=0.1), minibatch_size=16)
         for name, of in small.items()
     }
     return out | {f"random {seed}": random_problem(seed, max_ops=10, max_devices=5) for seed in (1, 4, 9, 12)}
@@ -169,7 +162,9 @@ def test_a_candidates_bound_holds_without_drains(weights: AbstractWeights, seed:
 
 def heavy(memory_bytes: float) -> Problem:
     """Eight blocks, whose weights are what takes memory: 100 bytes each, and as many for its gradients."""
-    return Problem(graph=weighted(chain(8, saved=0.0), 100), cluster=cluster(4, memory_bytes), cost=Constant(), minibatch_size=16)
+    return Problem(
+        graph=with_weights(chain(8, saved=0.0), 100), cluster=cluster(4, memory_bytes), cost=Constant(), minibatch_size=16
+    )
 
 
 def blocks_of(plan: Plan) -> list[int]:
@@ -223,7 +218,7 @@ def test_an_imposed_size_that_does_not_fit_is_replaced_by_one_that_divides_the_m
 def test_replicas_pay_for_every_update() -> None:
     """One micro-batch a mini-batch: an all-reduce over a slow link comes with each, so the pipeline is deep instead."""
     slow = Link(latency_s=0.0, bandwidth_bytes_per_s=50.0)
-    problem = Problem(graph=weighted(chain(8), 1000), cluster=cluster(4, link=slow), cost=Constant(), minibatch_size=4)
+    problem = Problem(graph=with_weights(chain(8), 1000), cluster=cluster(4, link=slow), cost=Constant(), minibatch_size=4)
     for planner in PLANNERS:
         plan = strategy(planner, Stash()).plan(problem)
         assert all(len(stage.devices) == 1 for stage in plan.stages) and plan.depth == 4, type(planner).__name__
@@ -232,7 +227,9 @@ def test_replicas_pay_for_every_update() -> None:
 def test_over_nodes_updates_count_every_time_too() -> None:
     """PipeDream's recursion over nodes, with an all-reduce between them that takes as long as a mini-batch."""
     fast, slow = Link(latency_s=0.0, bandwidth_bytes_per_s=1e6), Link(latency_s=0.0, bandwidth_bytes_per_s=100.0)
-    problem = Problem(graph=weighted(chain(8), 1000), cluster=cluster(4, 1e15, fast, slow, 2), cost=Constant(), minibatch_size=4)
+    problem = Problem(
+        graph=with_weights(chain(8), 1000), cluster=cluster(4, 1e15, fast, slow, 2), cost=Constant(), minibatch_size=4
+    )
     plan = strategy(PipeDream(), Stash()).plan(problem)
     nodes = problem.cluster.nodes
     assert all(len({nodes[d] for d in stage.devices}) == 1 for stage in plan.stages)

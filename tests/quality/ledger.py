@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
-from queue import Empty, Queue
 from typing import Any
 
 from tests.quality.problems import ON_DEMAND, PLANNERS, Question
 from tests.same.cases import words_for
-from tests.same.record import environment
+from tests.same.record import Answering, answers
 
 Row = dict[str, Any]
 """What the driver has answered, with `problem`, `planner` and `words`."""
@@ -24,40 +20,19 @@ Row = dict[str, Any]
 Say = Callable[[str], None]
 
 
-@dataclass(slots=True)
-class Driver:
+def driver(tree: Path) -> Answering:
     """A process that plans with a checkout's planners, problem after problem (`driver.py`)."""
+    return Answering(tree, (Path(__file__).with_name("driver.py"),))
 
-    tree: Path
-    process: subprocess.Popen[str] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.tree = self.tree.resolve()
-        self._start()
-
-    def _start(self) -> None:
-        command = [sys.executable, "-P", str(Path(__file__).with_name("driver.py"))]
-        self.process = subprocess.Popen(
-            command, cwd=self.tree, env=environment(self.tree), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-
-    def ask(self, question: Question, planner: str) -> Row:
-        """What a planner makes of a problem."""
-        chosen = {**PLANNERS, **ON_DEMAND}[planner]
-        task = {"problem": words_for(question.words), "planner": words_for(chosen)}
-        assert self.process.stdin is not None and self.process.stdout is not None
-        print(json.dumps(task), file=self.process.stdin, flush=True)
-        answer = self.process.stdout.readline()
-        if not answer:
-            found = {"status": "failed", "reason": f"the driver ended with {self.process.wait()}"}
-            self._start()
-        else:
-            found = json.loads(answer)
-        return {"problem": question.name, "planner": planner, "words": f"{question.words} {chosen}", **found}
-
-    def close(self) -> None:
-        with suppress(BrokenPipeError):
-            self.process.communicate()  # closes both pipes, which ends it
+def asked(planning: Answering, question: Question, planner: str) -> Row:
+    """What a planner makes of a problem."""
+    chosen = {**PLANNERS, **ON_DEMAND}[planner]
+    found = planning.ask({"problem": words_for(question.words), "planner": words_for(chosen)})
+    if found is None:
+        found = {"status": "failed", "reason": f"the driver ended with {planning.process.wait()}"}
+        planning.start()
+    return {"problem": question.name, "planner": planner, "words": f"{question.words} {chosen}", **found}
 
 
 def load(file: Path) -> list[Row]:
@@ -77,34 +52,16 @@ def record(
     if other := {row["commit"] for row in rows} - {commit}:
         raise ValueError(f"{out} holds answers of {', '.join(sorted(other))}, and {tree} is at {commit}: give another file")
     known = {row["words"] for row in rows}
-    todo: Queue[tuple[Question, str]] = Queue()
-    for planner in planners:
-        for question in questions:
-            if f"{question.words} {({**PLANNERS, **ON_DEMAND})[planner]}" not in known:
-                todo.put((question, planner))
-    total, lock = todo.qsize() + len(rows), threading.Lock()
+    words = {**PLANNERS, **ON_DEMAND}
+    todo = [(question, planner) for planner in planners for question in questions]
+    todo = [(question, planner) for question, planner in todo if f"{question.words} {words[planner]}" not in known]
+    total = len(todo) + len(rows)
     out.parent.mkdir(parents=True, exist_ok=True)
-
-    def work() -> None:
-        driver = Driver(tree)
-        try:
-            while True:
-                row = {"commit": commit, **driver.ask(*todo.get_nowait())}
-                with lock:
-                    rows.append(row)
-                    print(json.dumps(row), file=lines, flush=True)
-                    say(f"{len(rows):>4}/{total} {line(row)}")
-        except Empty:
-            return
-        finally:
-            driver.close()
-
     with out.open("a") as lines:
-        workers = [threading.Thread(target=work) for _ in range(min(jobs, todo.qsize()))]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        for found in answers(todo, lambda: driver(tree), lambda planning, each: asked(planning, *each), jobs):
+            rows.append({"commit": commit, **found})
+            print(json.dumps(rows[-1]), file=lines, flush=True)
+            say(f"{len(rows):>4}/{total} {line(rows[-1])}")
     return rows
 
 
@@ -118,16 +75,16 @@ def by_turns(
     before: Path, after: Path, questions: Sequence[Question], planners: Sequence[str], *, say: Say = print
 ) -> Iterator[tuple[Row, Row]]:
     """The answers of two checkouts: two processes, of which one waits while the other plans, each first as often as the other."""
-    drivers = Driver(before), Driver(after)
+    drivers = driver(before), driver(after)
     try:
         for turn, (question, planner) in enumerate((q, p) for q in questions for p in planners):
             first = turn % 2
-            answers = {side: drivers[side].ask(question, planner) for side in (first, 1 - first)}
+            answers = {side: asked(drivers[side], question, planner) for side in (first, 1 - first)}
             say(f"before {line(answers[0])}; after {line(answers[1]).split(maxsplit=1)[1]}")
             yield answers[0], answers[1]
     finally:
-        for driver in drivers:
-            driver.close()
+        for each in drivers:
+            each.close()
 
 
 @contextmanager

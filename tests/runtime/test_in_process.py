@@ -11,7 +11,6 @@ import torch
 
 from baselines.reference.pipeline import Pipeline
 from gpp import SGD, Adam, GPipe, LearningRate, OneFOneB, RMSprop
-from gpp.data.synthetic import Synthetic
 from gpp.runtime.job import restore
 from gpp.schedules.base import AbstractSchedule
 from tests.support import inprocess
@@ -59,23 +58,6 @@ def test_two_forwards_two_backwards_equal_one_device(sizes: list[int], tmp_path:
     assert [stage.k for stage in job.plan.stages] == [2, 2, 1]
     assert len({falling.learning_rate.factor(step, 5) for step in range(5)}) > 3
     equals_one_device(job, weights, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "overrides"),
-    [  # a small network with batch norm is in test_equality.py
-        # whole stages without anything to train
-        pytest.param("llava_small", ("model.frozen=towers",), marks=pytest.mark.long),
-        pytest.param("clip_small", ("model.loss=gpp.models.networks.clip.contrastive_loss",), marks=pytest.mark.long),
-        # 4 pixels at the end: a variance that rounding cannot move
-        pytest.param("resnet_small", ("model.norm=batch", "model.image_size=64"), marks=pytest.mark.long),
-    ],
-)
-def test_whole_minibatches_equal_one_device_even_where_samples_are_coupled(
-    name: str, overrides: tuple[str, ...], tmp_path: Path
-) -> None:
-    data = Synthetic(num_samples=32, num_test_samples=8)
-    equals_one_device(*job_of(name, (4, name), 8, *overrides, minibatch=8, data=data), tmp_path)
 
 
 @pytest.mark.parametrize(("name", "schedule"), [("mmt_small", OneFOneB()), ("gpt_small", GPipe())])

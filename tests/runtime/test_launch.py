@@ -16,7 +16,6 @@ from gpp import Distributed, Progress
 from gpp.errors import InvalidConfig, WorkerFailed
 from gpp.runtime.controller.controller import Follower, all_ended, failure
 from gpp.runtime.controller.follow import RankFiles, commands, follow, gather, machines
-from gpp.runtime.controller.slurm import Slurm
 from gpp.runtime.job import Job
 from gpp.runtime.transport.network import program_digest
 from gpp.runtime.worker.process import guarded, kind_of
@@ -35,27 +34,6 @@ def saved(prepared: tuple[Job, Any], run_dir: Path, **settings: Any) -> Job:
     job.save(run_dir, weights)
     (run_dir / "ranks").mkdir(exist_ok=True)
     return job
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"launch": "ssh"}, "engine.launch=ssh: must be one of local, external, slurm, env, collect"),
-        ({"nodes": 0}, "engine.nodes=0"),
-        ({"master_port": 99999}, "engine.master_port"),
-        ({"startup_timeout_s": 0.0}, "engine.startup_timeout_s"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidConfig, match=says):
-        Distributed(**settings)
-
-
-def test_bad_settings_of_slurm_are_refused() -> None:
-    with pytest.raises(InvalidConfig, match=r"engine.slurm.executor=pbs"):
-        Slurm(executor="pbs")
-    with pytest.raises(InvalidConfig, match=r"engine.slurm.time_min"):
-        Slurm(time_min=0)
 
 
 @pytest.mark.parametrize(

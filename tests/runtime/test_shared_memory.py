@@ -8,7 +8,7 @@ import torch
 
 from gpp.runtime.transport import shared_memory
 from gpp.runtime.transport.form import Form
-from gpp.runtime.transport.shared_memory import ASLEEP, FREED, ORDER, PUBLISHED, SPARE, RingSize, SharedMemory, available, place
+from gpp.runtime.transport.shared_memory import ASLEEP, FREED, ORDER, PUBLISHED, SPARE, RingSize, SharedMemory, available
 
 pytestmark = pytest.mark.skipif(not available(), reason="shared memory needs Linux on x86-64")
 
@@ -187,7 +187,3 @@ def test_large_messages_still_get_two_slots() -> None:
     assert RingSize(1 << 20, 1000).slots == 64
     assert RingSize(10, 3).slots == 3
     assert RingSize(10, 3).merged(RingSize(7, 5)) == RingSize(10, 5)
-
-
-def test_a_place_is_a_boot_and_a_network() -> None:
-    assert place() == place()

@@ -9,11 +9,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import Empty, Queue
+from queue import SimpleQueue
 from typing import Any
 
 from tests.same.cases import words_for
@@ -42,38 +43,72 @@ def environment(tree: Path) -> dict[str, str]:
 
 
 @dataclass(slots=True)
-class Server:
-    """A process that has imported a checkout and runs command lines in forks of itself.
+class Answering:
+    """A process in a checkout that answers each line of JSON with one, until it is closed.
 
     Args:
         tree: the checkout.
-        torch: whether it has imported torch, which its runs need where they capture a model.
+        script: what it runs, with its words.
     """
 
     tree: Path
-    torch: bool = True
+    script: tuple[str | Path, ...]
     process: subprocess.Popen[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.tree = self.tree.resolve()
-        command = [sys.executable, "-P", str(HERE / "server.py"), *([] if self.torch else ["--no-torch"])]
-        self.process = subprocess.Popen(
-            command, cwd=self.tree, env=environment(self.tree), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        self.start()
 
-    def run(self, words: Iterable[str], log: Path, timeout_s: float = 1800.0) -> dict[str, float]:
-        """`exit`, `cpu_s` and `wall_s` of `python run.py WORDS`; what it prints goes to `log`."""
-        task = {"words": list(words), "log": str(log), "timeout_s": timeout_s}
+    def start(self) -> None:
+        """Start it, as at first."""
+        command, pipe = [sys.executable, "-P", *map(str, self.script)], subprocess.PIPE
+        self.process = subprocess.Popen(command, cwd=self.tree, env=environment(self.tree), text=True, stdin=pipe, stdout=pipe)
+
+    def ask(self, task: dict[str, Any]) -> dict[str, Any] | None:
+        """Its answer; None where it has ended."""
         assert self.process.stdin is not None and self.process.stdout is not None
         print(json.dumps(task), file=self.process.stdin, flush=True)
-        return json.loads(self.process.stdout.readline())
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else None
 
     def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.communicate()  # closes both pipes, which ends it
+        with suppress(BrokenPipeError):
+            self.process.communicate()  # closes both pipes, which ends it
 
 
-def taken(server: Server, case: str, programs: Path | None = None) -> dict[str, Any]:
+def server(tree: Path, *, torch: bool = True) -> Answering:
+    """One that has imported a checkout and runs command lines in forks of itself.
+
+    Args:
+        torch: whether it has imported torch, which its runs need where they capture a model.
+    """
+    return Answering(tree, (HERE / "server.py", *([] if torch else ["--no-torch"])))
+
+
+def answers(
+    todo: Sequence[Any], start: Callable[[], Answering], ask: Callable[[Answering, Any], dict[str, Any]], jobs: int
+) -> Iterator[dict[str, Any]]:
+    """What processes that are started for it answer, as the answers come; `jobs` are asked at a time."""
+    free: SimpleQueue[Answering] = SimpleQueue()
+    started = [start() for _ in range(min(max(1, jobs), len(todo)))]
+    for process in started:
+        free.put(process)
+
+    def answer(question: Any) -> dict[str, Any]:
+        process = free.get()
+        try:
+            return ask(process, question)
+        finally:
+            free.put(process)
+
+    with ThreadPoolExecutor(max(1, len(started))) as pool:
+        for found in as_completed([pool.submit(answer, question) for question in todo]):
+            yield found.result()
+    for process in started:
+        process.close()
+
+
+def taken(served: Answering, case: str, programs: Path | None = None) -> dict[str, Any]:
     """Runs a case; its record.
 
     Args:
@@ -82,7 +117,9 @@ def taken(server: Server, case: str, programs: Path | None = None) -> dict[str, 
     with tempfile.TemporaryDirectory(prefix="same_") as folder:
         out = Path(folder, "run")
         words = words_for(case)
-        answer = server.run([*words, f"hydra.run.dir={out}"], Path(folder, "log"))
+        task = {"words": [*words, f"hydra.run.dir={out}"], "log": f"{folder}/log", "timeout_s": 1800.0}
+        answer = served.ask(task)
+        assert answer is not None
         log = Path(folder, "log").read_text(errors="replace")
         return {"case": case, **answer, **_read(out, log, programs)}
 
@@ -154,35 +191,14 @@ def record(
     out.mkdir(parents=True, exist_ok=True)
     records = load(out) if resume and (out / "cases.jsonl").exists() else {}
     records = {case: found for case, found in records.items() if found["exit"] >= 0}
-    todo: Queue[str] = Queue()
-    for case in cases:
-        if case not in records:
-            todo.put(case)
-    total, lock = todo.qsize() + len(records), threading.Lock()
-
-    def work() -> None:
-        server = Server(tree)
-        try:
-            while True:
-                case = todo.get_nowait()
-                found = taken(server, case, out / "programs")
-                with lock:
-                    records[case] = found
-                    print(json.dumps(found), file=lines, flush=True)
-                    say(
-                        f"{len(records):>3}/{total} {found['status']} {found['wall_s']:5.1f} s, CPU {found['cpu_s']:5.1f} s  {case}"
-                    )
-        except Empty:
-            return
-        finally:
-            server.close()
-
+    todo = [case for case in dict.fromkeys(cases) if case not in records]
+    total = len(todo) + len(records)
     with (out / "cases.jsonl").open("a" if resume else "w") as lines:
-        workers = [threading.Thread(target=work) for _ in range(max(1, min(jobs, total)))]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
+        for found in answers(todo, lambda: server(tree), lambda served, case: taken(served, case, out / "programs"), jobs):
+            records[found["case"]] = found
+            print(json.dumps(found), file=lines, flush=True)
+            spent = f"{found['wall_s']:5.1f} s, CPU {found['cpu_s']:5.1f} s"
+            say(f"{len(records):>3}/{total} {found['status']} {spent}  {found['case']}")
     return records
 
 

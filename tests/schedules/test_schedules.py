@@ -13,10 +13,8 @@ from gpp.plan.build import make_plan
 from gpp.program.kinds import Action
 from gpp.program.program import Program, check_program, reduce_groups
 from gpp.schedules.base import StageSchedule
-from gpp.schedules.forward_only import ForwardOnly
 from gpp.simulate.simulator import simulate
-from tests.support.graphs import chain, graph, problem, two_towers
-from tests.support.long import thinned
+from tests.support.graphs import chain, problem, two_towers
 from tests.support.operations import calls
 from tests.support.programs import lower
 
@@ -60,27 +58,6 @@ def test_unequal_micro_batches_of_the_paper() -> None:
     assert list(runs[0].max_in_flight_samples.values()) == [10, 8, 4]
     assert list(runs[1].max_in_flight_samples.values()) == [12, 8, 4]
     assert (runs[0].iteration_s, runs[1].iteration_s) == (66.0, 72.0)
-
-
-@pytest.mark.parametrize("seed", thinned(range(60), 4))
-def test_random_dags_with_replicas_and_unequal_micro_batches_never_deadlock(seed: int) -> None:
-    rng = random.Random(seed)
-    n = rng.randint(1, 7)
-    edges = [(a, b) for b in range(1, n) for a in rng.sample(range(b), k=min(b, rng.randint(0, 2)))]
-    schedule = rng.choice(SCHEDULES)
-    prob = problem(graph(n, edges), 3 * n, 16, regime=Regime(holds=schedule.holds))
-    sizes = [rng.choice([2, 3, 4, 5, 7, 8, 12, 16]) for _ in range(n)]
-    plan = make_plan(
-        prob, "test", [(1 << op, rng.choice([1, 2, min(3, sizes[op])])) for op in range(n)], sizes, chain=rng.random() < 0.3
-    )
-    plan.validate(prob)
-    program = lower(plan, prob.graph, schedule)
-    check_program(program, reduce_groups(plan, prob.graph))
-    assert Program.from_text(program.to_text()) == program
-    simulate(program, plan, prob)
-    evaluation = lower(plan, prob.graph, ForwardOnly(), rng.randint(1, 40))
-    check_program(evaluation)
-    assert {a.kind for actions in evaluation.actions.values() for a in actions} <= {"F", "SF", "RF"}
 
 
 def test_a_smaller_last_micro_batch_takes_less() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpp.cluster import Link
 from gpp.cost.problem import Problem
 from gpp.plan.plan import Plan
 
@@ -43,9 +44,9 @@ def _stages(plan: Plan, problem: Problem) -> list[tuple[float, float, float]]:
     return out
 
 
-def piper_s(plan: Plan, problem: Problem) -> float:
-    """The slowest stage; compute, messages of both borders and all-reduce one after the other."""
-    bandwidth = problem.cluster.intra_node.bandwidth_bytes_per_s
+def piper_s(plan: Plan, problem: Problem, link: Link | None = None) -> float:
+    """The slowest stage; compute, messages of both borders over a link (None: inside nodes) and all-reduce after each other."""
+    bandwidth = (link or problem.cluster.intra_node).bandwidth_bytes_per_s
     return max(seconds + (enters + leaves) / bandwidth for seconds, enters, leaves in _stages(plan, problem))
 
 

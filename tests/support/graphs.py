@@ -39,10 +39,11 @@ def two_towers(length: int) -> OpGraph:
     return graph(2 * length + 1, [*edges, (length - 1, 2 * length), (2 * length - 1, 2 * length)])
 
 
-def with_weights(of: OpGraph) -> OpGraph:
-    """A parameter for every operator, so that replicas meet before each update."""
+def with_weights(of: OpGraph, num_bytes: int | None = None) -> OpGraph:
+    """A parameter for every operator, so that replicas meet before each update; of other sizes each, unless one is given."""
     ops = tuple(replace(op, params=(f"w{i}",)) for i, op in enumerate(of.ops))
-    return replace(of, ops=ops, params=tuple(Param(name=f"w{i}", num_bytes=8 + i) for i in range(of.num_ops)))
+    sizes = range(8, 8 + of.num_ops) if num_bytes is None else [num_bytes] * of.num_ops
+    return replace(of, ops=ops, params=tuple(Param(name=f"w{i}", num_bytes=size) for i, size in enumerate(sizes)))
 
 
 def in_halves(of: OpGraph) -> OpGraph:

@@ -1,4 +1,4 @@
-"""A cost model for tests and closed forms: every operator takes the time that a table gives it."""
+"""Times that a table gives, exactly: the graph's FLOPs are seconds, as in profiles (`gpp.formats.profiles`) and closed forms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from gpp.settings import NotNegative, Positive, settings
 class Constant(AbstractTable):
     """An operator takes `forward_flops` seconds a sample forwards, `backward_flops` backwards, `weight_flops` of them for weights.
 
-    A graph whose FLOPs are written as seconds then has exact, hand-checkable times.
+    A graph whose FLOPs are written as seconds then has exact, hand-checkable times: one sample is one micro-batch of a profile, and
+    n samples take n times as long. A device's `speed_factor` counts; its data sheet does not. Nothing else takes time.
 
     Args:
         fixed_s: added once for each operator and pass (what makes small micro-batches inefficient).

@@ -146,7 +146,7 @@ IDLE, REDUCE, UPDATE, OTHER, TRANSFER = map(token, ("idle", "reduce", "update", 
 COPY_OUT, FETCH = token("hue2-mid"), token("hue7-strong")
 PREDICTED, MEASURED, LIMIT = map(token, ("predicted", "measured", "limit"))
 INK, MUTED, RULE, PAGE, ARROW = map(token, ("ink", "muted", "rule", "page", "arrow"))
-ON_SOFT, ON_STRONG = token("on-soft"), token("on-strong")
+ON_SOFT = token("on-soft")
 
 
 def value(colour: str, mode: Mode = "light") -> str:

@@ -15,7 +15,8 @@ from typing import Any, Literal, NamedTuple, Self
 
 from gpp.errors import InvalidConfig
 from gpp.report.draw.text import quotient
-from gpp.report.sweep.jobs import SweepJob, attempts, flatten, natural_order, numbers
+from gpp.report.sweep.jobs import SweepJob, attempts, natural_order, numbers
+from gpp.serialization import flatten
 from gpp.settings import Text, settings
 
 FIELD = "hydra.callbacks.sweep.figures"

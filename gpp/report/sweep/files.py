@@ -16,8 +16,9 @@ from gpp.report.draw.text import quotient
 from gpp.report.run.result import finite, write_json
 from gpp.report.sweep.figure import SweepFigure
 from gpp.report.sweep.figure_chart import figure_svg
-from gpp.report.sweep.jobs import SETUP, AskedJob, SweepJob, flatten, natural_order, numbers, read_jobs
+from gpp.report.sweep.jobs import SETUP, AskedJob, SweepJob, natural_order, numbers, read_jobs
 from gpp.report.sweep.page import sweep_report
+from gpp.serialization import flatten
 
 REPEATS = ("seed", "repeat")
 LEADING = ("status", "reason", *SETUP, "seed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -116,13 +115,6 @@ def read_jobs(directory: Path, asked: Sequence[AskedJob], why: str = "") -> list
         why: why the sweep ended before all jobs did; empty if it came to its end.
     """
     return [_read_job(directory, job, why) for job in asked]
-
-
-def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as dotted paths; lists become JSON text, so that a cell holds the whole list."""
-    if isinstance(value, Mapping):
-        return {k: v for key, item in value.items() for k, v in flatten(item, f"{prefix}.{key}" if prefix else str(key)).items()}
-    return {prefix: json.dumps(value) if isinstance(value, list) else value}
 
 
 def numbers(values: Iterable[Any]) -> list[float]:

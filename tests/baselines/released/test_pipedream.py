@@ -2,7 +2,7 @@ import pytest
 
 from baselines.released.pipedream import PipeDreamOptimizer, published_plan
 from gpp.cluster import flat
-from gpp.cost.models.tabulated import Tabulated
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.planners.chains.downsets import Budget, all_states
 from gpp.planners.chains.pipedream import PipeDream
@@ -54,7 +54,7 @@ def test_compatible_plans_the_released_optimizers_plan():
     problem = Problem(
         graph=graph,
         cluster=flat(num_devices=4, bandwidth_bytes_per_s=25e9, memory_bytes=1e12),
-        cost=Tabulated(),
+        cost=Constant(),
         minibatch_size=64,
     )
     plan, _ = run(PipeDream(compatible=True, released=PipeDreamOptimizer()), problem)

@@ -4,7 +4,7 @@ import pytest
 from baselines.released.knapsack import changed, changes, squeeze
 from baselines.released.piper import PiperPlanner, published_plan
 from gpp.cluster import flat
-from gpp.cost.models.tabulated import Tabulated
+from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.planners.chains.piper import Piper
@@ -80,7 +80,7 @@ def test_compatible_plans_the_released_planners_plan():
     problem = Problem(
         graph=graph,
         cluster=flat(num_devices=8, bandwidth_bytes_per_s=25e9, memory_bytes=16e9),
-        cost=Tabulated(),
+        cost=Constant(),
         minibatch_size=64,
     )
     plan, _ = run(Piper(compatible=True, released=PiperPlanner()), problem)

@@ -113,13 +113,6 @@ def test_the_table_of_vgg16() -> None:
     assert shown == {"neighbour": (1.19, 1.5), "anywhere": (1.24, 1.6), "ceiling": (1.27, 1.62)}
 
 
-@pytest.mark.parametrize("intra", ["neighbour", "anywhere"])
-def test_equal_layers_that_divide_evenly_gain_nothing(intra: str) -> None:
-    line = [Layer(1.0, 1.0, 1.0)] * 12
-    for count in (2, 3, 4, 6, 12):
-        assert max(loads(line, dealt(line, count, intra), count)) == pytest.approx(36 / count)  # pyright: ignore[reportArgumentType]
-
-
 def problem_of(seconds: list[tuple[float, float, float]], num_devices: int) -> Problem:
     return Problem(graph=layers(seconds), cluster=cluster(num_devices), cost=Constant(), minibatch_size=1)
 

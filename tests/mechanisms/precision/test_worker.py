@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpp import Distributed, DoubleBuffer, Flush, Stash
+from gpp import DoubleBuffer, Flush, Stash
 from gpp.capture.copies import NarrowCopies, narrow_copy
 from gpp.data.synthetic import Synthetic
-from gpp.errors import InvalidConfig
 from gpp.weights.base import AbstractWeights
 from tests.runtime.test_options import trained
 from tests.support import inprocess
@@ -76,8 +75,3 @@ def test_an_update_has_the_room_of_the_copies(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(torch.optim.SGD, "step", stepped)
     trained(tmp_path, "float32", autocast="bfloat16")
     assert seen and not left
-
-
-def test_unknown_types_are_refused() -> None:
-    with pytest.raises(InvalidConfig, match=r"engine\.autocast"):
-        Distributed(autocast="int8")

@@ -86,20 +86,6 @@ def test_four_branches_on_three_workers_answer_as_the_users_module(tmp_path: Pat
     assert {event[1] for event in timelines["measured"]["events"]} <= {"F", "SF"}
 
 
-@pytest.mark.long
-@pytest.mark.dist
-@pytest.mark.parametrize("strategy", ["graphpipe", "sequential"])
-@pytest.mark.parametrize("model", ["mmt_small", "clip_small", "gpt_small"])
-def test_four_workers_answer_as_one_device(model: str, strategy: str, tmp_path: Path) -> None:
-    words = (f"model={model}", f"strategy={strategy}", "cluster.num_devices=4", f"steps={REQUESTS}", "graph.max_ops=24")
-    done = run(tmp_path / "run", *COMMON, *words)
-    one = run(tmp_path / "one", *COMMON, *words, "engine=reference")
-    assert done.code == one.code == 0, done.out + one.out
-    here, there = (load_file(folder / "answers.safetensors") for folder in (tmp_path / "run", tmp_path / "one"))
-    assert here.keys() == there.keys() and all(torch.equal(tensor, there[name]) for name, tensor in here.items())
-    check(done, plain(model))
-
-
 @pytest.mark.parametrize(
     ("words", "names"),
     [

@@ -100,22 +100,6 @@ def test_two_buffers_need_as_many_micro_batches_as_stages() -> None:
         policy.check(PipelinePosition(warmup=3, depth=4))
 
 
-@pytest.mark.parametrize(
-    ("make", "field"),
-    [
-        (lambda: Stash(accumulation=0), "strategy.weights.accumulation"),
-        (lambda: SpecTrain(form=3), "strategy.weights.form"),
-        (lambda: PipeOptim(offset=2), "strategy.weights.offset"),
-        (lambda: PipeOptim(future="none"), "strategy.weights.future"),
-        (lambda: PipeOptim(horizon_from="guess"), "strategy.weights.horizon_from"),
-    ],
-)
-def test_settings_out_of_range_are_named(make, field: str) -> None:
-    with pytest.raises(InvalidConfig) as caught:
-        make()
-    assert caught.value.field == field
-
-
 PREDICTION = Extrapolation(once=WeightWork(3.0, 2), each=WeightWork(0.7, 0.3), update=WeightWork(0.2, 5))
 
 

@@ -50,10 +50,6 @@ def test_unequal_branches() -> None:
     assert layers_of(7, edges) == [0, 0, 1, 2, 0, 1, 3]
 
 
-def test_layers_follow_the_longest_path() -> None:
-    assert layers_of(4, ((0, 1), (0, 3), (1, 2), (2, 3))) == [0, 1, 2, 3]
-
-
 def test_a_symmetric_graph_is_drawn_without_crossings() -> None:
     place = layout(5, ((0, 2), (1, 3), (2, 4), (3, 4)))
     y = {box.stage: box.y for box in place.boxes}
