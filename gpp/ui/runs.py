@@ -19,9 +19,9 @@ from gpp.formats.pipeedge.yaml import read_yaml
 from gpp.report.draw import text
 from gpp.report.draw.page import Cell, Column, PageTable
 from gpp.report.draw.svg import Drawing, element
-from gpp.report.sweep.jobs import RESULT, ResultFile, flatten, source_of
+from gpp.report.sweep.jobs import RESULT, ResultFile, source_of
 from gpp.runtime.run_dir import RUN, RunIdentity, is_locked, run_of
-from gpp.serialization import read_json
+from gpp.serialization import flatten, read_json
 from gpp.ui.settings import CONFIG
 
 T = TypeVar("T")
