@@ -41,7 +41,7 @@ def _nothing_fits(problem: Problem) -> str:
 
 
 def explain_marked(problem: Problem, plan: Callable[[Problem], Plan], refused: Infeasible, said: str) -> Infeasible:
-    """The exception of `explain`, where a whole plan says what it takes: with marks of operators, or with helpers.
+    """The exception of `explain`, where what a plan takes is known of it as a whole: it has marks, or values of a mechanism.
 
     Args:
         plan: problem -> some plan that fits; raises Infeasible.
