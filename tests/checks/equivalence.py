@@ -42,7 +42,7 @@ def reference(sweep: Path, overrides: dict[str, str], config: dict) -> Path:
 
 
 def main(sweep: Path) -> int:
-    bad, checked, worst_loss, worst_weight = 0, 0, 0.0, 0.0
+    bad, checked, replicated, worst_loss, worst_weight = 0, 0, 0, 0.0, 0.0
     for job in json.loads((sweep / "jobs.json").read_text()):
         path, overrides = sweep / job["folder"], dict(word.split("=", 1) for word in job["overrides"])
         result = json.loads((path / "result.json").read_text())
@@ -58,14 +58,15 @@ def main(sweep: Path) -> int:
         weight = max((mine[name] - theirs[name]).abs().max().item() for name in names)
         ok = loss <= LOSS and weight <= WEIGHT and len(names) == len(theirs)
         plan = result["plan"]
-        replicated = plan["num_devices"] > plan["num_stages"]
+        copied = any(len(stage["devices"]) > stage["k"] for stage in json.loads((path / "job" / "plan.json").read_text())["stages"])
         print(
             f"{'ok ' if ok else 'BAD'} loss {loss:.1e} weight {weight:.1e}  {plan['num_stages']} stages on "
-            f"{plan['num_devices']} devices{' replicated' if replicated else ''}  {overrides}"
+            f"{plan['num_devices']} devices{' replicated' if copied else ''}  {overrides}"
         )
-        bad, checked = bad + (not ok), checked + 1
+        bad, checked, replicated = bad + (not ok), checked + 1, replicated + copied
         worst_loss, worst_weight = max(worst_loss, loss), max(worst_weight, weight)
-    print(f"{checked} runs checked, {bad} bad; largest difference: loss {worst_loss:.1e}, weight {worst_weight:.1e}")
+    worst = f"loss {worst_loss:.1e}, weight {worst_weight:.1e}"
+    print(f"{checked} runs checked, {replicated} with replicated stages, {bad} bad; largest difference: {worst}")
     return int(bad > 0 or checked == 0)
 
 

@@ -31,6 +31,7 @@ line, bisection and both forms of `intra` are ours. A heterogeneous cluster is s
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import ClassVar, Final, Literal, NamedTuple, final
 
@@ -44,6 +45,7 @@ from gpp.plan.build import make_plan
 from gpp.plan.plan import Objective, Plan
 from gpp.planners.base import AbstractPlanner, Predict
 from gpp.planners.common.incumbent import MARGIN
+from gpp.planners.common.infeasible import explain_marked
 from gpp.planners.common.linear_orders import depth_first_order
 from gpp.program.kinds import FORWARD, PASS, pass_seconds
 from gpp.settings import settings
@@ -79,9 +81,7 @@ class LayerPipe(AbstractPlanner):
         # Planners are asked for many mini-batches at once; memory is that of one.
         minibatch = problem.minibatch_size // problem.regime.minibatches
         run, too_large = replace(problem, minibatch_size=minibatch, regime=replace(problem.regime, minibatches=1)), None
-        for b in problem.microbatch_sizes():
-            seconds = [_seconds(problem, layer, b) for layer in layers]
-            placed, plan = self._dealt(problem, layers, seconds, b)
+        for seconds, placed, plan in self._plans(problem, layers):
             try:
                 replace(plan, minibatch_size=minibatch).validate(run)
             except Infeasible as error:
@@ -91,8 +91,10 @@ class LayerPipe(AbstractPlanner):
             if found < best_s * MARGIN:
                 busy = loads(seconds, placed, problem.cluster.num_devices)
                 best, best_s, slowest, balanced = plan, found, max(busy), sum(busy) / len(busy)
+        if best is None and too_large:
+            raise explain_marked(run, self._that_fits, too_large, too_large.constraint)
         if best is None:
-            raise too_large or Infeasible("no plan of LayerPipe's can run", "another strategy")
+            raise Infeasible("no plan of LayerPipe's can run", "another strategy")
         objective = Objective(value_s=slowest, scope="a micro-batch for the slowest processor")
         helped = sum(bool(stage.adding) for stage in best.stages)
         divided = sum(bool(helpers_of(stage).input_share) for stage in best.stages)
@@ -102,6 +104,26 @@ class LayerPipe(AbstractPlanner):
             f"those of the inputs of {divided}, whole or in part",
         )
         return replace(best, objective=objective, explanation=lines)
+
+    def _plans(
+        self, problem: Problem, layers: Sequence[tuple[int, ...]]
+    ) -> Iterator[tuple[Sequence[Layer], Sequence[Placed], Plan]]:
+        """Seconds and processors of the layers, and the plan of it, for every micro-batch size."""
+        for b in problem.microbatch_sizes():
+            seconds = [_seconds(problem, layer, b) for layer in layers]
+            yield seconds, *self._dealt(problem, layers, seconds, b)
+
+    def _that_fits(self, problem: Problem) -> Plan:
+        """The first plan that fits, of a problem of one mini-batch.
+
+        Raises:
+            Infeasible: none does.
+        """
+        for *_, plan in self._plans(problem, layers_of(problem.graph)):
+            with suppress(Infeasible):
+                plan.validate(problem)
+                return plan
+        raise Infeasible("no plan of LayerPipe's fits", "more memory")
 
     def _dealt(
         self, problem: Problem, layers: Sequence[tuple[int, ...]], seconds: Sequence[Layer], microbatch_size: int

@@ -41,7 +41,7 @@ def _nothing_fits(problem: Problem) -> str:
 
 
 def explain_marked(problem: Problem, plan: Callable[[Problem], Plan], refused: Infeasible, said: str) -> Infeasible:
-    """The exception of `explain`, where operators may be computed again or moved to the host, as the leanest plan's marks say.
+    """The exception of `explain`, where what a plan takes is known of it as a whole: it has marks, or values of a mechanism.
 
     Args:
         plan: problem -> some plan that fits; raises Infeasible.

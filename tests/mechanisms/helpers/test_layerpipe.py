@@ -168,10 +168,12 @@ def test_a_pipeline_that_drains_is_refused() -> None:
         Strategy(name="layerpipe", planner=LayerPipe(), schedule=OneFOneB()).plan(problem)
 
 
-def test_without_memory_for_any_plan_it_is_infeasible() -> None:
+def test_without_memory_for_any_plan_the_memory_named_gives_one() -> None:
     problem = replace(problem_of([(1.0, 0.0, 1.0), (1.0, 1.0, 1.0)], 2), cluster=cluster(2, memory_bytes=1.0))
-    with pytest.raises(Infeasible, match=r"stage 0 needs .* bytes on a device"):
+    with pytest.raises(Infeasible, match=r"stage 0 needs .* bytes on a device") as refused:
         strategy().plan(problem)
+    named = float(refused.value.remedy.partition("memory_bytes=")[2].rstrip(")"))
+    assert strategy().plan(replace(problem, cluster=cluster(2, memory_bytes=named)))
 
 
 def test_what_workers_cannot_divide_stays_whole() -> None:
