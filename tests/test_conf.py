@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,7 +125,8 @@ def test_help_has_a_line_for_every_option() -> None:
             assert len(line.split()) > 3, f"{group}/{line.split()[0]} has no comment on top"
 
 
-def test_help_fits_a_terminal() -> None:
+def test_help_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py"])
     wide, narrow = (help_text(Vocabulary(), width) for width in (None, 80))
     assert wide.split() == narrow.split()
     assert max(len(line) for line in narrow.splitlines() if not line.startswith("  python")) <= 80

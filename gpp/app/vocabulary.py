@@ -51,6 +51,10 @@ MODES = {
     "new": "write a repository for a model and data of your own: path=FOLDER",
 }
 """What a run does, in a line each."""
+
+TYPED = "python run.py"
+"""What starts the program as these texts have it."""
+
 EXAMPLES = """\
 Examples:
   # plan and train the default model on this machine
@@ -251,8 +255,10 @@ def help_text(vocabulary: Vocabulary, width: int | None = None) -> str:
     Args:
         width: columns of the terminal, at which what an option is goes on below itself; None leaves an option a line.
     """
+    typed = " ".join(invocation())
 
     def entry(name: str, words: str) -> str:
+        words = words.replace(TYPED, typed)
         room = max(width - NAMES - 1, NAMES) if width else len(words) + 1
         lines = textwrap.wrap(words, room, break_long_words=False, break_on_hyphens=False) or [""]
         return f"  {name:<{NAMES - 3}} " + f"\n{' ' * NAMES}".join(lines)
@@ -277,4 +283,4 @@ def help_text(vocabulary: Vocabulary, width: int | None = None) -> str:
             lines.append(entry(name, words))
         lines.append("")
     lines += ["Settings: python run.py --cfg job", "Hydra's own help: python run.py --hydra-help"]
-    return "\n".join(lines).replace("python run.py", " ".join(invocation()))
+    return "\n".join(lines).replace(TYPED, typed)
