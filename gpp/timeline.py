@@ -130,6 +130,11 @@ class Metrics:
         """What a pipeline that trains nothing has shown; None for a training."""
         return self.serving
 
+    @property
+    def one(self) -> str:
+        """What takes `iteration_s`, in a word."""
+        return self.course.one if self.course else "step"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:

@@ -165,13 +165,12 @@ def predicted_gains(found: Sequence[Rival], plan: Plan, predicted: Metrics) -> G
         known = {"over": rival.name, "own_s": own_s, "rival_s": seconds, "low": factor, "high": factor, "foreseen": factor}
         gains.append(Gain(**known, reason=rival.reason, same=rival.same))
     alone = next((rival for rival in found if rival.name == ONE_DEVICE and rival.plan is not None), None)
-    one = predicted.course.one if predicted.course else "step"
     if alone is None or alone.plan is None:
-        return Gains(gains=tuple(gains), one=one, waits=predicted.bubble_fraction)
+        return Gains(gains=tuple(gains), one=predicted.one, waits=predicted.bubble_fraction)
     computes_s = (1 - predicted.bubble_fraction) * predicted.iteration_s * plan.num_devices
     pieces = min(stage.microbatch_size for stage in plan.stages), alone.plan.stages[0].microbatch_size
     work = computes_s / alone.predicted_s
-    return Gains(gains=tuple(gains), one=one, waits=predicted.bubble_fraction, work=work, pieces=pieces)
+    return Gains(gains=tuple(gains), one=predicted.one, waits=predicted.bubble_fraction, work=work, pieces=pieces)
 
 
 def gain_of_rounds(rival: Rival, own_s: Sequence[float], rival_s: Sequence[float]) -> Gain:

@@ -218,8 +218,7 @@ class Recorder:
         resumed = self.experiment.resumed
         self.know(resumed=Resumed(resumed.manifest.step, str(resumed.folder)) if resumed else None)
         self._tracking.open(steps=True, first_step=self.run.first_step)
-        course = self.run.predicted and self.run.predicted.metrics.course
-        one = course.one if course else "step"
+        one = self.run.predicted.metrics.one if self.run.predicted else "step"
         bar = self._stack.enter_context(StepProgress(self.console, total=self.experiment.num_steps, one=one))
 
         terms: dict[str, float] = {}

@@ -52,7 +52,7 @@ def figures(attempt: Attempt) -> dict[str, Any]:
     peak = max(metrics.peak_memory_bytes.values(), default=0)
     return {
         "status": attempt.status,
-        "one": metrics.course.one if metrics.course else "step",
+        "one": metrics.one,
         "step": text.seconds(metrics.iteration_s),
         "idle": text.percent(metrics.bubble_fraction),
         "peak": text.num_bytes(peak),

@@ -21,8 +21,8 @@ FIRST_TO_GO = ("samples/s", "devices", "depth", "status", "own objective", "memo
 def compare_table(run: RunRecord, width: int) -> tuple[Table, str]:
     """A row for every strategy, with the columns for which there is room; and what these mean."""
     found = strategy_lines(run.attempts, run.judged.bound)
-    shown = columns(found)
-    rows = [{name: line.cells()[name] for name in shown} for line in found]
+    shown, rows = columns(found), [line.cells() for line in found]
+    rows = [{name: row[name] for name in shown} for row in rows]
     names = with_room(rows, FIRST_TO_GO, width)
     table = new_table("", *((name, "left" if name in WORDS else "right") for name in names))
     table.columns[0].no_wrap = True

@@ -103,7 +103,7 @@ def span_s(timelines: Iterable[Timeline]) -> float:
 def drawn_words(timeline: Timeline) -> str:
     """The words under a drawing of a timeline, beside the time that one more step adds: steps may overlap."""
     metrics, events = timeline.metrics, timeline.events
-    unit = metrics.course.one if metrics.course else "step"
+    unit = metrics.one
     bubble = f"bubble {text.percent(metrics.bubble_fraction)}"
     if timeline.steps > 1:
         many = metrics.course.many if metrics.course else "mini-batches"

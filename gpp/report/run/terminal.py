@@ -98,7 +98,7 @@ def _beside(metrics: Metrics) -> str:
     course = metrics.course
     if course is not None and course.latency_s is not None:
         return f"{course.latency_words}, {text.significant(course.rate)} {course.many}/s, {what}"
-    return f"per {course.one if course else 'step'}, {what}"
+    return f"per {metrics.one}, {what}"
 
 
 def prediction_lines(run: RunRecord) -> Group:
