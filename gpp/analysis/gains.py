@@ -116,7 +116,7 @@ def judged_s(metrics: Metrics) -> float:
 
 
 def rivals(strategy: Strategy, problem: Problem, plan: Plan, chain: Sequence[Attempt], *, uncut: bool) -> tuple[Rival, ...]:
-    """The simpler ways that a plan is judged by; its own is none of them.
+    """The simpler kinds of plans that a plan is compared with, without its own kind.
 
     Args:
         chain: the attempt of the best chain, where it has been made.

@@ -1,4 +1,4 @@
-"""The table of operators: the FLOPs of a call, by a formula; or few for each byte; or unknown, and then the operator is named.
+"""The table of operators: the FLOPs of a call by a formula; or none, where bytes decide its time; or unknown, and then it is named.
 
     aten.addmm, aten.convolution, ...       torch's own formulas (`torch.utils.flop_counter`), and those that a user registers there
     attention of a CPU, products of groups  formulas of this file, where torch has none, or one that does not hold
@@ -6,7 +6,7 @@
     anything else                           unknown
 
 Attention counts as a fused kernel computes it: each pair of a query and a key that may meet, twice forwards and five times
-backwards, where scores are made again. Causal attention so counts half.
+backwards, where scores are made again. So causal attention counts half.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ class PythonState:
             place.put_back()
 
     def _reach(self, path: str, value: Any, *, far: bool = False) -> None:
-        """Look at a value later.
+        """Queue a value to be looked at.
 
         Args:
             far: whether it is a variable of an installed package, whose further code is not followed.

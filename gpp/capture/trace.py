@@ -184,7 +184,10 @@ def trace(
 
 
 def _is_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
-    """What the user of `nn.Transformer` says of a mask. Torch's own looks at its values; `gpp.capture.causal` does where it can."""
+    """Whether the user of `nn.Transformer` says that a mask is causal.
+
+    Torch's own looks at its values; `gpp.capture.causal` does where it can.
+    """
     return bool(is_causal)
 
 

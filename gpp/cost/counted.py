@@ -40,7 +40,7 @@ def masked_warnings(captured: Captured, cluster: Cluster, cost: AbstractCostMode
     """What to know of attention on cards whose mask follows from the inputs, as that of padded texts does.
 
     Flash attention takes no mask, so a card runs another kernel, which reads the mask and skips nothing. A cost model that counts
-    FLOPs has one time for both. Masks that are causal by their sizes are none any more (`gpp.capture.causal`).
+    FLOPs has one time for both. Capture has already replaced masks that are causal by their sizes (`gpp.capture.causal`).
     """
     if not isinstance(cost, Analytical) or all(device.kind == "cpu" for device in cluster.devices):
         return ()

@@ -1,9 +1,9 @@
 """Stages whose operators are recomputed in the backward pass or split over several devices, which share one replica.
 
 What an operator's profile declares (`gpp.graph.op_graph.Variant`) is taken as it is. Recomputation needs no declaration: operators
-that declare nothing are let go of together with their neighbours; what they cost is an amount of the stage. Planners that add up
-amounts of single operators charge one by `running`: its inputs, at most what it kept before, are kept, its forward pass runs once
-more, and the rest of its activations is held for one micro-batch, in every stage at once.
+that declare nothing are recomputed together with adjacent ones, and their cost is computed for the whole stage. Planners that add
+up amounts of single operators take each operator's cost from `running`: it keeps its inputs, at most as many bytes as before, runs
+its forward pass once more, and holds the rest of its activations for one micro-batch, in every stage at once.
 """
 
 from __future__ import annotations

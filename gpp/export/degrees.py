@@ -93,7 +93,7 @@ class ModuleChain:
 
 
 def losses(e: ToExport, chain: ModuleChain) -> tuple[Lost, ...]:
-    """What mechanisms could not be told, with the seconds that all of it costs."""
+    """What the engine cannot be told of mechanisms; the first entry has the seconds that all of it costs."""
     if not chain.lost:
         return ()
     more = chain.ran.step_s() - e.step_s()

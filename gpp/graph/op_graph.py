@@ -403,7 +403,7 @@ class OpGraph:
         return np.divide(self.amounts.weight_flops, whole, out=np.zeros_like(whole), where=whole > 0)
 
     def shares(self, degree: int) -> np.ndarray:
-        """[num_ops] share of the work of each operator that one of `degree` devices does, where its variant says so; else 1."""
+        """[num_ops] the share of each operator's work that one of `degree` devices does; 1 where no variant says so."""
         if degree not in self._shares:
             ways = [next((v for v in op.variants if v.degree == degree and not v.recompute), None) for op in self.ops]
             self._shares[degree] = np.array([1.0 if v is None or v.share is None else v.share for v in ways])

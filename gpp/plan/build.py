@@ -101,7 +101,8 @@ def _check_parts(graph: OpGraph, parts: Sequence[tuple[int, int]], sizes: Sequen
     seen = 0
 
     def names(mask: int) -> str:
-        return ", ".join(f"{op} ({graph.ops[op].name})" if op < graph.num_ops else str(op) for op in bits(mask))
+        every = [f"{op} ({graph.ops[op].name})" if op < graph.num_ops else str(op) for op in bits(mask)]
+        return ", ".join(every[:5]) + (f" and {len(every) - 5} more" if len(every) > 5 else "")
 
     for mask, _ in parts:
         if mask & seen:

@@ -24,7 +24,7 @@ class AbstractChoice(ABC):
 
     @property
     def messages(self) -> AbstractMessages | None:
-        """The form of messages that planners reckon with, of `strategy.edges` alone; None: tensors travel as they are."""
+        """The form of messages that planners count with; only `strategy.edges` has one. None: tensors travel as they are."""
         return None
 
     def check(self, *, trains: bool) -> None:

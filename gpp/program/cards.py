@@ -6,13 +6,13 @@ in the queue of either end: it is over when both have come to it. A sum is one n
 several devices share. Each node waits for the one before it in each queue that it stands in. What else it needs, such as the
 messages of a pass, has been issued before it on its own card, and so stands before it in the queue.
 
-Copies to the host and back are left out: one waits for what its own card has issued before it, and so does whatever needs it, with
-or without it. So the program runs to its end if and only if the graph has no cycle, however long each operation takes.
+Copies to the host and back are left out: a copy waits only for earlier operations of its card, and what needs the copy waits for
+those anyway. So the program runs to its end if and only if the graph has no cycle, however long each operation takes.
 
-The runtime overlaps more: it has a queue for each communicator, and each wait there is for what the card has issued before, which
-the single queue waits for, too. So what runs in one queue runs there, and needs no two streams of a card to progress side by side
-(`tests.checks.cards` compares both with a model of cards). Steps, evaluations and stretches that are proved may follow each other:
-both ends of a message, and all members of a sum, lie in one of them, so nothing waits for what comes later.
+The runtime overlaps more: it has a queue for each communicator, and its waits are some of the single queue's. So what runs in
+one queue runs there, and needs no two streams of a card to progress side by side (`tests.checks.cards` compares both with a model
+of cards). Steps, evaluations and stretches that are proved may follow each other: both ends of a message, and all members of a
+sum, lie in one of them, so nothing waits for what comes later.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def check_nodes(captured: Captured, path: Path) -> None:
 
 
 def _is_shape(shape: Any) -> bool:
-    """Whether a shape is that of a tensor that could be there before a batch is."""
+    """Whether a shape is that of a tensor that can exist before any batch does."""
     sizes = shape or ()
     return all(isinstance(size, int) and size >= 0 for size in sizes) and math.prod(sizes) <= MOST_ELEMENTS
 

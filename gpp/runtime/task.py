@@ -40,6 +40,6 @@ class EngineTask:
 
     @classmethod
     def of_problem(cls, captured: Captured, problem: Problem, *, clips: bool) -> EngineTask:
-        """That of a problem of a captured model."""
+        """The task of a planning problem of a captured model."""
         device, graph = problem.cluster.devices[0], problem.graph
         return cls.of(captured, graph, clips=clips, kind=device.kind, whole_ops=problem.cost.whole_ops(graph, device))

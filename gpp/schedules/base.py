@@ -27,7 +27,7 @@ SIMULATED = 3
 
 
 class AbstractSchedule(ABC):
-    """Emits passes only; `gpp.program.lower` adds communication, reduction, update."""
+    """A schedule emits passes only; `gpp.program.lower` adds communication, reduction, update."""
 
     if TYPE_CHECKING:
         holds: ClassVar[Holding]
@@ -93,8 +93,8 @@ class AbstractSchedule(ABC):
     def warmup(self, plan: Plan, stage: int, num_microbatches: int) -> int | None:
         """Forwards before the first backward, if one backward and one forward alternate from then on; None if they do not.
 
-        Searches score candidates by this number without asking for an order (`gpp.simulate.recurrence`): whoever overrides the
-        order of such a schedule overrides this, too.
+        Searches score candidates by this number without asking for an order (`gpp.simulate.recurrence`), so a schedule that
+        alternates should give it; with None they simulate every candidate.
         """
         return None
 
@@ -143,8 +143,11 @@ class StageSchedule(AbstractSchedule):
 
     @abstractmethod
     def order(self, plan: Plan, stage: int, num_microbatches: int) -> list[Pass]:
-        """A replica's passes in order, each kind first-in first-out (condition C4): F before its B, or before what stands in
-        place of it. A schedule that has parts of backwards has them of every stage; `orders` has a B where there are none."""
+        """A replica's passes in order, each kind first-in first-out (condition C4 of the GraphPipe paper).
+
+        F stands before its B, or before what stands in place of it. A schedule that has parts of backwards has them of every
+        stage; `orders` has a B where there are none.
+        """
 
     def orders(self, work: Work) -> dict[int, list[Task]]:
         """The passes of every device. Stages of one device keep their own orders, which list scheduling merges."""

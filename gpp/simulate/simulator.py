@@ -1,4 +1,4 @@
-"""Discrete-event run of a program on a cost model.
+"""Times of a program on a cost model, by its longest path.
 
 Every device walks its static list. A pass starts when the device is free and its messages have arrived; a send leaves at once on
 its own first-in first-out channel and overlaps with compute; a copy to the host or back goes on a channel of its device, one for

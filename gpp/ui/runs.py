@@ -88,7 +88,7 @@ class RunFiles:
         return self.inside("report.html") is not None
 
     def link(self, page: str) -> str:
-        """The address of a page about it."""
+        """The address of `page` for this run."""
         return f"{page}?{urlencode({'run': self.name})}"
 
     def inside(self, name: str) -> Path | None:

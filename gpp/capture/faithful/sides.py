@@ -163,7 +163,7 @@ class Own:
         return losses
 
     def forward(self) -> dict[str, Tensor]:
-        """The terms of the loss."""
+        """Run the module; returns the terms of the loss."""
         self.draws = Draws(self.device)
         with self.draws if self.random else contextlib.nullcontext():
             made = self.whole(*(tensor.clone() for tensor in self.flat))  # a forward may write into its inputs

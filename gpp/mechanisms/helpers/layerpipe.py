@@ -16,7 +16,7 @@ Constraints:
    are to run the plan cannot divide it.
 2. Memory: as the plan's bills have it; micro-batch sizes whose plan does not fit are left out.
 3. No replicas. All stages use the same b; b is swept, and the best prediction wins.
-4. The pipeline does not drain: a helper has its half a period later.
+4. The pipeline does not drain: a helper makes its half one period later.
 
 Layers that follow each other are one stage where one device has all of them. Messages are not in the objective; they are in the
 prediction (`gpp.mechanisms.helpers.prediction`).

@@ -1,4 +1,4 @@
-"""The operands that a helper is sent of a micro-batch, and the weight gradients that it makes of them for another's stage.
+"""The operands of a micro-batch that a helper receives, and the weight gradients that it makes of them for another's stage.
 
 The stage's own device hands on what `split_backward/late.py` has queued: for each operator of `FORMULAS` the gradient of its
 output and the data that it has read. Both ends know from the captured nodes, before anything is sent, which tensors these are,

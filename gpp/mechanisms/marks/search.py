@@ -3,7 +3,7 @@
 The bill of a whole marking is asked; of a partial one only what is certain: seconds of the operators that are discarded and keep
 something, and the bytes of those that are held.
 
-Capuchin's greedy choice (Peng et al., ASPLOS 2020), on operators in place of tensors.
+`capuchin` makes Capuchin's greedy choice (Peng et al., ASPLOS 2020), for operators in place of tensors:
 
 * Free time first: of the operators whose copies to the host and back hide behind the passes of others, the largest go to the host.
 * When no further copy hides, the operator with the most memory saved per second is next: computed again, or copied at the price of

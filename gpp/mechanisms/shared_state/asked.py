@@ -1,8 +1,7 @@
 """The setting `optimizer.shard=replicas`, and what it changes in a planning problem.
 
-The replica that keeps the optimizer's state of each parameter, where a stage's replicas share it (ZeRO's first stage).
-
-Whole parameters are dealt out, the largest first, each to the replica that has least so far; torch's
+Where a stage's replicas share the optimizer's state (ZeRO's first stage), `share_out` chooses the replica that keeps each
+parameter's. Whole parameters are dealt out, the largest first, each to the replica that has least so far; torch's
 `ZeroRedundancyOptimizer` deals them out alike. So a norm, an update and a checkpoint see the very tensors that they see
 without sharing, and a parameter that is larger than all others together is the share of one replica.
 """

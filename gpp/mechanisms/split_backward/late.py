@@ -219,15 +219,15 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, input: Tensor, anchor: Tensor | None, call: tuple[Site, Tensor, Tensor | None]) -> Tensor:  # type: ignore[override]
         ctx.call = call
         _, weight, bias = call
-        frozen = weight.detach()
+        detached = weight.detach()
         # By rows, as `linear` computes it.
         rows = input if input.dim() == 2 else input.reshape(-1, input.shape[-1])
         # Whichever is not needed is not kept: rows for the weight, the weight for the rows.
-        ctx.save_for_backward(rows if weight.requires_grad else None, frozen if anchor is None else None)
+        ctx.save_for_backward(rows if weight.requires_grad else None, detached if anchor is None else None)
         ctx.by_columns = rows.stride(0) == 1 and _by_columns(rows)
         # With rows that lie apart `linear` adds the bias behind the product and sums its gradient as it is: other roundings.
         ctx.apart = bias is not None and rows is not input and not input.is_contiguous()
-        out = torch.mm(rows, frozen.t()) if bias is None or ctx.apart else torch.addmm(bias, rows, frozen.t())
+        out = torch.mm(rows, detached.t()) if bias is None or ctx.apart else torch.addmm(bias, rows, detached.t())
         # Not as a view, into which nobody may write behind a function like this one.
         out = out if rows is input else torch.ops.aten._unsafe_view.default(out, [*input.shape[:-1], out.shape[1]])
         return out if bias is None or not ctx.apart else out.add(bias)
@@ -235,7 +235,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:  # type: ignore[override]
         site, weight, bias = ctx.call
-        rows, frozen = ctx.saved_tensors
+        rows, detached = ctx.saved_tensors
         flat = gradient if gradient.dim() == 2 else gradient.reshape(-1, gradient.shape[-1])
         targets, needs_bias = list[Target](), False
         if rows is not None:
@@ -252,15 +252,15 @@ class _Linear(torch.autograd.Function):
             node=site.node,
             operands=operands,
         )
-        if frozen is None:
+        if detached is None:
             return None, None, None
         if site.node in site.late.own_columns:
-            site.late.queue.divided = flat, frozen
-            made = flat.new_zeros(flat.shape[0], frozen.shape[1])
+            site.late.queue.divided = flat, detached
+            made = flat.new_zeros(flat.shape[0], detached.shape[1])
             lo, hi = site.late.own_columns[site.node]
-            made[:, lo:hi] = in_columns(flat, frozen[:, lo:hi])
+            made[:, lo:hi] = in_columns(flat, detached[:, lo:hi])
         else:
-            made = frozen.t().mm(flat.t()).t() if ctx.by_columns else flat.mm(frozen)
+            made = detached.t().mm(flat.t()).t() if ctx.by_columns else flat.mm(detached)
         return (made if flat is gradient else made.reshape(*gradient.shape[:-1], -1)), None, None
 
 

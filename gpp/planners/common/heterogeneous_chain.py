@@ -95,7 +95,7 @@ class HeterogeneousChain:
         self._depths: dict[tuple[int, int, int], np.ndarray] = {}
 
     def layouts(self) -> list[ChainLayout]:
-        """For the best micro-batch sizes those under the smallest feasible limits and under wider ones, best first."""
+        """Layouts for the best micro-batch sizes, under the smallest feasible limits and under wider ones, best first."""
         costs = self.costs
         micro = {b: self.problem.minibatch_size // b for b in costs.microbatch_sizes}
         low = {b: self._floor(b) for b in micro}

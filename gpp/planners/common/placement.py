@@ -146,7 +146,7 @@ class Placer:
         return out
 
     def near(self, types: Sequence[DeviceTypes], bytes_between: dict[tuple[int, int], float]) -> Placement:
-        """Devices of the given types: a stage's in one node if possible, in that of the stages it talks to most.
+        """Choose devices of the given types: one node for a stage if possible, that of the stages it exchanges most with.
 
         Args:
             bytes_between: (stage, stage) -> bytes of one micro-batch over that edge.
@@ -224,7 +224,7 @@ class Placer:
 
 
 def _take(free: list[int], types: Sequence[int], count: int) -> DeviceTypes | None:
-    """Take so many devices off `free`: of the first type that has them all, else of the first types; None if there are too few."""
+    """Take `count` devices off `free`: of the first type that has them all, else of the first types; None if there are too few."""
     if sum(free[k] for k in types) < count:
         return None
     whole = next((k for k in types if free[k] >= count), None)

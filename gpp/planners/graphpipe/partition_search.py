@@ -63,7 +63,7 @@ class PartitionSearch:
         return self.chain(self.structure.root, np.arange(len(lanes)), after)
 
     def chain(self, chain: SeriesChain, lanes: np.ndarray, after: np.ndarray) -> Solved:
-        """A chain before something that needs `after[i, h]` devices at depth h, for the lanes of numbers `lanes[i]`."""
+        """Solve a chain whose sequel needs `after[i, h]` devices at depth h; row i is for lane `lanes[i]`."""
         replicas = sorted({r for b in set(self.tables.lanes.sizes.tolist()) for r in self.costs.replicas[b]})
         # One lane: a limit of 5 seconds, and pieces that take 6, 4, 2 and 8 seconds on one device, half of that on two.
         #

@@ -19,7 +19,7 @@ WORDS = ("strategy", "status")
 """Columns that hold words; the others hold numbers."""
 MEANINGS = {
     "× best": "time of a sample over the best strategy's of the same kind, synchronous or asynchronous",
-    "bubble": "the share of their time in which devices wait",
+    "bubble": "the share of their time in which devices run no pass",
     "memory": "of the fullest device",
     "stale": "updates between the weights of a forward and the update that applies its gradient; 0 is what one device computes",
     "b": "samples of a micro-batch",

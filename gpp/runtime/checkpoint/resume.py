@@ -225,7 +225,7 @@ def find(resume: str | Path, steps: int) -> FoundCheckpoint:
 def continues(run_dir: Path) -> bool:
     """Whether a directory's run can go on: it has checkpoints, or had itself gone on from one.
 
-    What is damaged counts: to go on from it is refused, and nothing is trained anew over it.
+    A damaged checkpoint counts: the run refuses to go on from it, and trains nothing anew over it.
     """
     runs = (run_of(run_dir), under_way(run_dir))
     return bool(steps_in(run_dir)) or any(run is not None and run.resume is not None for run in runs)

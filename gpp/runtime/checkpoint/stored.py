@@ -103,7 +103,7 @@ def stored_weights(
 ) -> dict[str, dict[str, str]]:
     """Where the tensors of the model lie; none is read, but for those that are stored under two tied names.
 
-    Names may have a prefix that the model's lack, or lack one that they have, as between a model of Hugging Face and its base.
+    Stored names may have a prefix that the model's lack, or the reverse, as between a model of Hugging Face and its base.
 
     Args:
         source: what `load_weights` names.

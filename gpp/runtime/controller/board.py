@@ -85,7 +85,7 @@ class Board:
         self._wake.set()
 
     def heard(self, rank: int) -> dict[str, Any]:
-        """The last words of another process; empty as long as it has not come."""
+        """The latest message of another process; empty until it has come."""
         return self._heard[rank]
 
     def silent_s(self, rank: int) -> float:

@@ -1,4 +1,4 @@
-"""The distributed engine: one worker process a device, gloo on CPU, NCCL on CUDA by the same code."""
+"""The distributed engine: one worker process for each device; the same code uses gloo on CPU and NCCL on CUDA."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Crew:
         self._answers()
 
     def ask(self, what: str, batch: Tensors | None = None, form: int = 0) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-        """Let all workers do the same; the sums of their numbers, and the tensors of all of them.
+        """Let all workers do `what`; returns the sums of their numbers, and the tensors of all of them.
 
         Args:
             batch: rows by name; each worker is sent those that it reads.

@@ -1,4 +1,4 @@
-"""Messages between cards: nothing here makes the host wait for a card, and nothing can deadlock.
+"""Messages between cards: the host does not wait for a card that one worker has, and nothing can deadlock.
 
 * Every device issues its messages in one global order (`gpp.program.global_order`): even if a card ran one
   operation at a time, and every send waited for its receive, the earliest message that is not done has both ends at the
@@ -9,10 +9,7 @@
   has queued before. The pass that needs the message waits for an event; the allocator is told that it reads the buffer.
 * A tensor that is sent stays referenced until the host has seen that its send is over.
 
-Messages of workers that share a card, which NCCL refuses: through main memory, and from there as on a processor.
-
-The host waits for the pass that made a message before it sends it: the card does not run ahead of the host as it does
-with a card a worker. So this is for testing plans on one card, not for speed.
+NCCL refuses workers that share a card: they have `StagedTransport`.
 """
 
 from __future__ import annotations
@@ -132,7 +129,10 @@ class _CardArrival:
 
 @final
 class StagedTransport(AbstractTransport):
-    """Tensors of a card, over a transport of tensors in main memory.
+    """Messages of workers that share a card, which NCCL refuses: through main memory, by a transport of its tensors.
+
+    The host waits for the pass that made a message before it sends it, so the card does not run ahead of the host. This is for
+    testing plans on one card, not for speed.
 
     Args:
         inner: carries the copies.

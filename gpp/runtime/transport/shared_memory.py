@@ -295,7 +295,7 @@ class SharedMemory:
             self.outgoing[number] = RingBuffer(memory, offset, RingSize(*size))
 
     def close(self) -> None:
-        """Give the descriptor back; mappings go with the last message that is read in them."""
+        """Give the descriptor back; a mapping ends when the last message that is read in it is gone."""
         os.close(self.descriptor)
 
     def post(self, number: int, form: Form) -> Arrival:

@@ -152,7 +152,7 @@ class MemoryEvents:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Hear nothing of what is no step's: an evaluation, or the copy that a checkpoint is written from."""
+        """Ignore memory events that belong to no step: those of an evaluation, or the copy that a checkpoint is written from."""
         listened = self._listens
         if listened:
             self._sum_up()

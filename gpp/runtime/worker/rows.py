@@ -144,7 +144,7 @@ class Rows:
         return self._orders[key]
 
     def ahead(self) -> None:
-        """Prepare the next mini-batch's rows; they wait until they are fetched. On a card they are sent off."""
+        """Prepare the next mini-batch's rows; they wait until they are fetched. With a card, their copy to it begins."""
         for key in [key for key in self._next if key not in self._prepared]:
             self._prepared[key] = self._next.pop(key)()
 

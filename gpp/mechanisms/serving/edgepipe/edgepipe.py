@@ -2,7 +2,7 @@
 
 Objective (reported in the plan's explanation): the slowest stage or message for one micro-batch,
 
-    max over stages of the seconds of its forward, and over messages of theirs,
+    the longest forward of a stage or the longest message, whichever is longer,
 
 since a device computes and sends at the same time. Micro-batches per second are one over it.
 
@@ -12,9 +12,9 @@ Constraints:
 3. Stages of a chain are intervals; of a graph, any partition whose stages form no cycle.
 
 Chains are solved exactly by `typed_chain`, on types of devices that no plan can tell apart (`Kinds`);
-graphs with few downsets exactly by `typed_stages`. Of other graphs the best is taken of: chains over two linear orders, on
-which messages are overrated, and the stages of `graphpipe`, whose devices are assigned anew; from there boundaries and devices
-are changed as long as that helps (`assign.improve`). Where devices have so many types that the tables grow too large, those
+graphs with few downsets exactly by `typed_stages`. For other graphs it takes the better of chains over two linear orders, on
+which messages are overrated, and of graphpipe's stages, whose devices are assigned anew; from there it changes boundaries and
+devices as long as that helps (`assign.improve`). Where devices have so many types that the tables grow too large, those
 that are most alike count as one, by the slowest of them. The plan says which of these it was.
 
 With `compatible` the published tool's own dynamic program plans in its units, index error included; `corrected` leaves the

@@ -2,7 +2,7 @@
 
 Candidates are list schedules (`gpp.schedules.greedy`) by many rules, and the fixed orders of `split_1f1b`, `zero_bubble_h1` and
 `zero_bubble_h2`, which are better than greedy choices where memory is tight. The few that look best are simulated, and the best of
-these is it.
+these runs.
 
 Source: the automatic schedules ZB-1p and ZB-2p of Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024. Departures: any
 graph of stages, and bytes in place of numbers of micro-batches; their search has a grid over other rules, and an integer

@@ -25,6 +25,6 @@ from gpp.settings import settings
 @final
 @settings("strategy.schedule")
 class ZeroBubbleH1(AbstractSplit):
-    """Every stage holds D micro-batches, those at distance h to the sink h of them in full."""
+    """Every stage holds D micro-batches; at distance h from the sink, h of them in full."""
 
     holds: ClassVar[Holding] = Holding(levels=True, parts=HALVES)

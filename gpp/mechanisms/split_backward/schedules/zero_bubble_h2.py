@@ -18,7 +18,7 @@ from gpp.settings import settings
 @final
 @settings("strategy.schedule")
 class ZeroBubbleH2(AbstractSplit):
-    """Every stage holds 2D - 1 micro-batches, those at distance h to the sink 2h - 1 of them in full."""
+    """Every stage holds 2D - 1 micro-batches; at distance h from the sink, 2h - 1 of them in full."""
 
     holds: ClassVar[Holding] = Holding(ahead=2, levels=True, parts=HALVES)
     overlaps_steps: ClassVar[bool] = True

@@ -166,7 +166,7 @@ def _roots(squares: list[Tensor], shifts: list[float]) -> list[Tensor]:
 
 
 def decoupled_decay(spec: AbstractOptimizer) -> float:
-    """The share of the weights, times the rate, that an update takes off them beside its step."""
+    """The decoupled decay: an update subtracts it, times the rate, times the weights, beside its step."""
     if isinstance(spec, Muon):
         return spec.weight_decay
     return spec.weight_decay if isinstance(spec, Adam | NAdam) and spec.decoupled else 0.0
