@@ -72,7 +72,7 @@ def test_one_device_has_a_plan_where_smaller_micro_batches_fit() -> None:
     for memory, size in ((most, 4), (most - 1, 2), (least, 1), (least - 1, None)):
         (found,) = rivals(replace(ALONE, planner=GraphPipe()), within(free, memory), quarter, (), uncut=True)
         assert (found.plan.stages[0].microbatch_size if found.plan else None) == size
-        assert size or "no plan fits" in (found.reason or "")
+        assert size or "no plan found fits" in (found.reason or "")
 
 
 def test_one_device_needs_no_micro_batches() -> None:

@@ -44,5 +44,5 @@ def test_more_devices_than_operators_are_refused():
 
 
 def test_no_memory_at_all_lacks_what_the_plan_needs():
-    with pytest.raises(Infeasible, match=r"no plan fits the 0 B .* lacks .*cluster\.memory_bytes="):
+    with pytest.raises(Infeasible, match=r"no plan found fits the 0 B .* lacks .*cluster\.memory_bytes="):
         Even().plan(problem(with_weights(chain(4)), 2, 4, memory_bytes=1e-30), lambda plan: pytest.fail("nothing fits"))

@@ -37,7 +37,7 @@ def explain(problem: Problem, attempt: Attempt) -> Infeasible:
 
 
 def _nothing_fits(problem: Problem) -> str:
-    return f"no plan fits the {_bytes(problem.memory_limit_bytes)} of a device"
+    return f"no plan found fits the {_bytes(problem.memory_limit_bytes)} of a device"
 
 
 def explain_marked(problem: Problem, plan: Callable[[Problem], Plan], refused: Infeasible, said: str) -> Infeasible:
@@ -99,7 +99,7 @@ def _explained(problem: Problem, attempt: Attempt) -> Infeasible:
         return Infeasible("no plan satisfies the planner's constraints at any memory", "use another planner")
     high, fits = least
     shortage = Assessor(StageCosts(problem)).assess(fits.parts, fits.microbatch_size, chain=fits.chain)
-    constraint = f"{_nothing_fits(problem)}: even the plan that needs least memory"
+    constraint = f"{_nothing_fits(problem)}: even the one that needs least memory"
     if isinstance(shortage, Shortage):
         lack = shortage.need_bytes - shortage.have_bytes
         constraint += (

@@ -16,9 +16,10 @@ micro-batch size for all stages; weights that drain, since programs that go on o
 
 Search: rounds of a walk (`gpp.planners.search.climb`), which times a plan in some microseconds as the simulator would. The first
 round of each promising micro-batch size begins at its best plan so far, or at the first layout from which a walk comes to a plan
-that fits. Then come those of the best sizes: by turns from the best plan of all rounds, and from layouts made for sharing
-(`layouts`) and from data parallelism. The last ones are long, from the best plans. Models of few operators get further ones, also
-from devices divided among branches, where half of the moves deal devices anew.
+that fits; where nobody has found one, longer rounds from all layouts go on. Then come those of the best sizes: by turns from the
+best plan of all rounds, and from layouts made for sharing (`layouts`) and from data parallelism. The last ones are long, from the
+best plans. Models of few operators get further ones, also from devices divided among branches, where half of the moves deal
+devices anew, or with `never` from the best plans of other sizes.
 What the rounds find is judged like any candidate. Nothing is searched where the best plan leaves no device idle. With `never`,
 where every device keeps to one stage as in the paper, the walks begin at the best plans and at data parallelism, and a stage that
 gets a device takes it from the stage that had it.
@@ -146,7 +147,12 @@ class _Walks:
                 if b in self.found:
                     break  # else the walk came to no plan that fits
         best = self._best_sizes()
-        for number in range(min(rounds, SHORT) - len(sizes) if best else 0):
+        for number in range(min(rounds, SHORT) - len(sizes) if best or (sizes and self.incumbent.best is None) else 0):
+            if not best:  # nobody has found a plan that fits
+                b, turn = sizes[-1 - number % len(sizes)], number // len(sizes)
+                self._round(b, len(sizes) + number, starts[b][turn % len(starts[b])], THRESHOLDS[1], PASSES[1])
+                best = self._best_sizes()
+                continue
             b = best[number % len(best)]
             turn = number // len(best)
             # Every other round goes on from the best of all rounds.
@@ -167,16 +173,26 @@ class _Walks:
     def _more(self, rounds: int, starts: Mapping[int, Sequence[State]]) -> None:
         """The rounds that only models of few operators get, behind all others."""
         costs = self.incumbent.assessor.costs
-        if self.apart or costs.graph.num_ops >= FEW or rounds <= SHORT:
+        if costs.graph.num_ops >= FEW or rounds < (ROUNDS["never"] if self.apart else SHORT + 1):
             return
         passes = PASSES[0] * FEW // costs.graph.num_ops
         for b, before in starts.items():
-            own = list(dict.fromkeys([*before, *(divided(costs, order, b) for order in self.orders)]))
+            own = list(dict.fromkeys([*before, *self._others(b)]))
             for number in range(MORE * (len(own) + 1)):
                 best_s = min((found[0][0] for found in self.found.values()), default=float("inf"))
                 if _always_busy_s(costs, b) < best_s:
                     places = list(dict.fromkeys([self.found[b][0][1], *own] if b in self.found else own))
-                    self._round(b, rounds + number, places[number % len(places)], THRESHOLDS[1], passes, deals=True)
+                    start = places[number % len(places)]
+                    self._round(b, rounds + number, start, THRESHOLDS[1], passes, deals=not self.apart)
+
+    def _others(self, b: int) -> list[State]:
+        """Where further rounds begin: at devices divided among branches; where devices keep to a stage, at other sizes' best plans."""
+        costs = self.incumbent.assessor.costs
+        if not self.apart:
+            return [divided(costs, order, b) for order in self.orders]
+        sizes = self._best_sizes()
+        best = [self.found[size][0][1] for size in sizes if size != b]
+        return [state for state in best if all(own.bit_count() in costs.replicas[b] for own in state[1])]
 
     def _best_sizes(self) -> list[int]:
         """The micro-batch sizes of the shortest steps so far."""

@@ -143,5 +143,5 @@ def test_from_the_command_line_to_a_schedule(tmp_path):
 
 def test_what_does_not_fit_is_infeasible_whichever_way_it_is_planned():
     for settings in ({}, {"compatible": True}):
-        with pytest.raises(Infeasible, match="no plan fits"):
+        with pytest.raises(Infeasible, match="no plan found fits"):
             planned("base", "4_4", memory_bytes=20e6, **settings)

@@ -31,7 +31,7 @@ STRATEGIES = [
     Strategy(name=type(p).__name__.lower(), planner=p, schedule=OneFOneB())
     for p in (GraphPipe(colocate="never"), Sequential(), Even())
 ]
-REASON = "no plan fits the 16.0 GB of a device: " + "every stage needs more. " * 8
+REASON = "no plan found fits the 16.0 GB of a device: " + "every stage needs more. " * 8
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +71,9 @@ def test_the_table_fits_and_has_every_strategy(compared: RunRecord, width: int) 
         assert name in rows
     assert "b: samples of a micro-batch." in " ".join(out.split())
     assert "1.00×" in out and "best: " in out and "from optimal (bound" in out
-    assert "piper: infeasible: no plan fits" in out
+    assert "piper: infeasible: no plan found fits" in out
     if width == 160:
-        assert "infeasible: no plan fits" in rows["piper"] or "infeasible: no plan" in out
+        assert "infeasible: no plan found fits" in rows["piper"] or "infeasible: no plan" in out
         for column in ("bubble", "depth", "devices", "search", "status"):
             assert column in out
 
