@@ -94,9 +94,9 @@ def one_of(plan: Plan, kind: str, rng: random.Random) -> tuple[int, int, int]:
 )
 def test_the_origin_is_found(engine: str, kind: str, seed: int, discards: bool, tmp_path: Path) -> None:
     rng = random.Random(f"{kind}{seed}")
-    job, weights = random_job("digits", SGD(lr=0.05, momentum=0.9), rng, "model.num_layers=3")
+    job, weights = random_job("digits", SGD(lr=0.05, momentum=0.9), rng)
     while not any(len(stage.devices) == 1 for stage in job.plan.stages):
-        job, weights = random_job("digits", SGD(lr=0.05, momentum=0.9), rng, "model.num_layers=3")
+        job, weights = random_job("digits", SGD(lr=0.05, momentum=0.9), rng)
     job = replace(job, settings=replace(job.settings, on_nonfinite="warn"))
     if discards:
         job = replace(job, plan=replace(job.plan, stages=tuple(marked(own, recompute=own.ops) for own in job.plan.stages)))
