@@ -16,14 +16,8 @@ from tests.support.cli import run
 
 STREAM = [
     *("mode=inference", "logger=none", "cost=analytical", "strategy=even", "minibatch_size=8", "microbatch_size=4", "steps=12"),
-    *(
-        "cluster.num_devices=2",
-        "model=mmt_small",
-        "model.num_branches=2",
-        "model.num_layers=2",
-        "strategy.edges.bits=3",
-        "strategy.edges.clip=true",
-    ),
+    *("cluster.num_devices=2", "model=mmt_small", "model.num_branches=2", "model.num_layers=2"),
+    *("strategy.edges.bits=3", "strategy.edges.clip=true"),
 ]
 
 
