@@ -11,9 +11,9 @@ ARGS ?=
 COMPILED := $(shell find gpp -name '*.pxd')
 PINS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 # What is installed is compiled by all cores at once; pip would compile one file after the other, tests included.
-# Of the models of transformers, a fifth of all, few are ever imported, and nothing of pandas and scikit-learn.
+# Of the models of transformers, a fifth of all, and of torch's compiler few are ever imported, and nothing of pandas and scikit-learn.
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(PINS)
-COMPILE = $(BIN)/python -m compileall -q -j 0 -x '/tests?/|/testing/|/transformers/models/|/(pandas|sklearn)/' $(VENV)/lib || true
+COMPILE = $(BIN)/python -m compileall -q -j 0 -x '/tests?/|/testing/|/transformers/models/|/_inductor/|/lexers/|/(pandas|sklearn)/' $(VENV)/lib || true
 
 # Where this is set, every process of a test compiles all that it imports, again and again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -24,8 +24,6 @@ from dataclasses import astuple, dataclass
 from itertools import product
 from statistics import mean, stdev
 
-from scipy.stats import t
-
 import gpp.app.multirun  # noqa: F401  # the functions that YAML files call
 from baselines.reference.pipeline import Pipeline
 from gpp.app.experiment import Experiment
@@ -247,6 +245,8 @@ def interval(gaps: Sequence[float]) -> str:
     """The mean of paired differences with its 95 % interval by Student's t; a star where that leaves out 0."""
     if len(gaps) < 2:
         return ""
+    from scipy.stats import t
+
     half = t.ppf(0.975, len(gaps) - 1) * stdev(gaps) / math.sqrt(len(gaps))
     return f"{mean(gaps):+.1f} ± {half:.1f}{' *' if abs(mean(gaps)) > half else ''}"
 

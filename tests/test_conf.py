@@ -39,7 +39,7 @@ def test_every_option_builds(group: str) -> None:
 @pytest.mark.parametrize(
     "words", [("mlp", "model.loss=cross_entropy", "model.width=8"), ("unet_small", "model.attention=[false,false]")]
 )
-def test_a_model_among_all_is_the_one_of_a_configuration(words: tuple[str, ...]) -> None:
+def test_a_model_alone_is_the_one_of_a_configuration(words: tuple[str, ...]) -> None:
     assert model_named(*words) == option("model", *words)
 
 

@@ -19,7 +19,6 @@ import hashlib
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 DIGITS = 1e-6
@@ -178,6 +177,8 @@ def proved(problem: dict[str, Any], size: int, limit_s: float) -> Proof:
 
 
 def _answer(program: Program, limit_s: float, *, presolve: bool) -> Any:
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
     cost = np.zeros(len(program.most))
     cost[-1] = 1.0
     limits: Any = np.zeros(len(cost)), program.most

@@ -24,6 +24,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import filter_overrides
 from hydra.experimental.callback import Callback
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import OmegaConf, open_dict, read_write
@@ -178,8 +179,10 @@ class Sweep(Callback):
             raise Refused(error) from error
         self.directory.begun = True  # it has no files of a run
         Sweep.running = self
-        # Hydra composes every job again before it composes it to run it.
-        BasicSweeper.validate_batch_is_legal = lambda self, batch: None  # pyright: ignore[reportAttributeAccessIssue]
+        if self.known:
+            # Hydra would compose every job once more before it composes it to run it. It makes the classes of its plugins anew
+            # after this module has imported them; their base stays.
+            Sweeper.validate_batch_is_legal = lambda self, batch: None
 
     def on_job_start(self, config: Any, **kwargs: Any) -> None:
         """Keep a job of a search, whose next job depends on the results of those before."""

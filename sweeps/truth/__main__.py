@@ -33,8 +33,6 @@ from itertools import product
 from operator import attrgetter
 from statistics import median
 
-from scipy.stats import kendalltau
-
 from sweeps.truth.predict import Constants, cluster_of, errors, flops, predict, stage_range
 from sweeps.truth.rows import LEFT_OUT, MEMORY, NAMES, SCRIPTS, SOURCES, STEP, Row, rows
 
@@ -187,6 +185,8 @@ def without_model(used: Sequence[Row]) -> Callable[[Row], float]:
 
 def judged(what: str, found: Sequence[Row], guess: Callable[[Row], float]) -> str:
     """A line of how far guesses are from rows, and of how well they order them: one number for all orders nothing."""
+    from scipy.stats import kendalltau
+
     ours = [guess(row) for row in found]
     off = [abs(mine / row.value - 1) for mine, row in zip(ours, found, strict=True)]
     tau = kendalltau(ours, [row.value for row in found]).statistic

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +15,16 @@ import pytest
 import yaml
 from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins import basic_sweeper
 from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-import gpp.app.multirun  # noqa: F401  (the resolvers that the files name)
 from gpp.app import composing
+from gpp.app.multirun import Sweep
 from gpp.app.vocabulary import CONF, ROOT
 from tests.support.long import thinned
 
@@ -95,6 +99,20 @@ def test_a_single_run_is_composed_once(words: list[str], monkeypatch: pytest.Mon
     single = "hydra.mode=MULTIRUN" not in words
     assert after == before and twice == 2
     assert count == 1 if single else count >= 2
+
+
+def test_hydra_does_not_compose_the_jobs_that_a_sweep_has_composed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sweeper, "validate_batch_is_legal", Sweeper.validate_batch_is_legal)
+    composing.quicken()
+    main = hydra._internal.hydra.Hydra.create_main_hydra2("run", create_config_search_path(f"file://{CONF}"))
+    cfg = main.compose_config("config", ["steps=1,2", f"hydra.sweep.dir={tmp_path}"], RunMode.MULTIRUN)
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
+    monkeypatch.setattr(Sweep, "running", None)
+    (sweep := Sweep()).on_multirun_start(cfg)
+    with sweep.directory:
+        assert [job.overrides for job in sweep.jobs] == [("steps=1",), ("steps=2",)]
+        # Hydra's search for plugins makes their classes anew; this one has nothing with which to compose a job.
+        importlib.reload(basic_sweeper).BasicSweeper(max_batch_size=None).validate_batch_is_legal([["steps=1"], ["steps=2"]])
 
 
 def test_a_run_that_cannot_be_composed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.dist, pytest.mark.timeout(3600)]
 # multiplies a change of the weights by 1e10 in three steps and by 1e12 in an evaluation; with 64 pixels per side it is 3.
 BATCH_NORM = ("model.norm=batch", "model.image_size=64")
 CASES = [
-    Case("dlrm_small", "data_parallel", stages=1, clip_norm=0.01),
+    Case("mlp", "data_parallel", stages=1, clip_norm=0.01),
     Case("gpt_small", "torch_pipelining", overrides=("model.tied=true",), clip_norm=0.01),
     Case("mlp", "torch_pipelining", "ZBVZeroBubble", stages=6, down_and_up=True),
     Case("mlp", "deepspeed", clip_norm=0.01),
@@ -32,6 +32,7 @@ MORE = [
     Case("gpt_small", "deepspeed", overrides=("model.tied=true",)),
     Case("digits_tasks", "torch_pipelining", "GPipe", seed=8),
     Case("dlrm_small", "torch_pipelining", "InterleavedZeroBubble"),
+    Case("dlrm_small", "data_parallel", stages=1, clip_norm=0.01),
     Case("resnet_small", "torch_pipelining", overrides=BATCH_NORM, lr=1e-3),
     Case("llava_small", "torch_pipelining", overrides=("model.frozen=towers",)),
     Case("mlp", "torch_pipelining", "Interleaved1F1B", stages=6),

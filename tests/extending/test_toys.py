@@ -20,6 +20,7 @@ from baselines.reference.pipeline import run_reference
 from gpp.app.vocabulary import CONF, ROOT, Vocabulary, help_text
 from gpp.cluster import flat
 from gpp.cost.models.constant import Constant
+from gpp.errors import InvalidConfig, InvalidFile
 from gpp.graph.random_graphs import equal_chain
 from gpp.optimizers import SGD
 from tests.extending.equally_late import EquallyLate
@@ -157,6 +158,10 @@ def test_listed_seconds_are_those_of_a_sample(tmp_path: Path) -> None:
     other = Constant().op_times(graph, 4, device)
     assert [times.forward_s[1], times.backward_s[1]] == [8.0, 20.0]
     assert [times.forward_s[0], times.backward_s[2]] == [other.forward_s[0], other.backward_s[2]]
+    for table, says in (({"op1": {"forward_s": -1, "backward_s": 1}}, "forward_s"), (TABLE, "no operator of this name")):
+        (tmp_path / "seconds.json").write_text(json.dumps(table))
+        with pytest.raises((InvalidConfig, InvalidFile), match=rf"cost\.path=.*{says}"):
+            ListedSeconds(cost=Constant(), path=str(tmp_path / "seconds.json")).op_times(graph, 4, device)
 
 
 @pytest.mark.dist
@@ -199,8 +204,6 @@ def test_the_policy_has_the_closed_form_of_its_delay(delay: int) -> None:
     ("toy", "word", "field"),
     [
         ("split_slowest", "strategy.planner.slack=0.5", "strategy.planner.slack"),
-        ("eager_1f1b", "strategy.schedule.ahead=0", "strategy.schedule.ahead"),
-        ("equally_late", "strategy.weights.delay=1.5", "strategy.weights.delay"),
         ("listed_seconds", "cost.path=nowhere.json", "cost.path"),
         ("two_eyes", "model.depth=none", "model.depth"),
     ],
@@ -209,18 +212,3 @@ def test_a_wrong_value_is_refused_with_its_field(toy: str, word: str, field: str
     found = run(tmp_path / "run", *asked(tmp_path, toy), word, "engine=simulate")
     assert found.code == 2, found.out
     assert field in found.out and "Fix: " in found.out and "Traceback" not in found.out
-
-
-@pytest.mark.parametrize(
-    ("table", "says"),
-    [
-        ({"right.3.0": {"forward_s": -1, "backward_s": 1}}, "forward_s"),
-        ({"right.3.0": {"forward_s": 1}}, "backward_s"),
-        ({"wrong": {"forward_s": 1, "backward_s": 1}}, "no operator of this name"),
-    ],
-)
-def test_a_file_of_seconds_that_does_not_fit_is_refused(table: dict[str, object], says: str, tmp_path: Path) -> None:
-    words = asked(tmp_path, "listed_seconds", "two_eyes")
-    (tmp_path / "seconds.json").write_text(json.dumps(table))
-    found = run(tmp_path / "run", *words, "engine=simulate")
-    assert found.code == 2 and says in found.out and "cost.path" in found.out and "Traceback" not in found.out, found.out

@@ -8,7 +8,7 @@ import torch
 
 from gpp.capture import profiler
 from gpp.graph.coarsen.coarsen import coarsen
-from tests.gpu.places import ALL, CPU, EVERYWHERE, ONE, Place
+from tests.gpu.places import ALL, CPU, ONE, SELDOM, Place
 from tests.runtime.test_processes import COMMON, check_against_one_device
 from tests.support import inprocess
 
@@ -48,7 +48,7 @@ def same(place: Place, name: str, workers: int, words: tuple[str, ...], tmp_path
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
+@pytest.mark.parametrize("place", SELDOM, indirect=True)
 @pytest.mark.parametrize("autocast", ["bfloat16", "float16"])
 def test_narrow_types_learn(place: Place, autocast: str, tmp_path: Path, figure: Callable[..., None]) -> None:
     if not place.on_card and autocast == "float16":

@@ -12,6 +12,7 @@ from gpp.models.networks.clip import contrastive_loss, pair_loss
 from sweeps.networks.inception import heads_loss
 from tests.support.conf import model_named
 from tests.support.inprocess import captured_named
+from tests.support.long import thinned
 from tests.support.series_parallel import decompose
 
 
@@ -43,7 +44,7 @@ def independent(graph: OpGraph, one: int, other: int) -> bool:
             [f"towers.{name}." for name in ("image", "text", "audio", "depth", "thermal", "motion")],
             marks=pytest.mark.long,
         ),
-        ("llava_small", ["image.", "tokens"]),
+        pytest.param("llava_small", ["image.", "tokens"], marks=pytest.mark.long),
         pytest.param("inception_small", [f"cells.0.branches.{i}." for i in range(4)], marks=pytest.mark.long),
     ],
 )
@@ -54,7 +55,7 @@ def test_branches_are_independent_and_the_graph_series_parallel(name, branches):
     assert decompose(graph) is not None and decompose(coarsen(graph, 64)) is not None
 
 
-@pytest.mark.parametrize("words", ["gpt_small", "vgg_small", "mlp model.num_blocks=3 model.width=8"])
+@pytest.mark.parametrize("words", thinned(["gpt_small", "vgg_small", "mlp model.num_blocks=3 model.width=8"]))
 def test_chains_have_no_branches(words):
     tree = decompose(coarsen(graph_of(*words.split()), 32))
     assert isinstance(tree, Series) and not any(isinstance(child, Parallel) for child in tree.children)

@@ -94,9 +94,9 @@ def one_of(plan: Plan, kind: str, rng: random.Random) -> tuple[int, int, int]:
 )
 def test_the_origin_is_found(engine: str, kind: str, seed: int, discards: bool, tmp_path: Path) -> None:
     rng = random.Random(f"{kind}{seed}")
-    job, weights = random_job("digits", SGD(lr=0.05, momentum=0.9), rng, "model.num_layers=3")
+    job, weights = random_job("digits", SGD(lr=0.05, momentum=0.9), rng)
     while not any(len(stage.devices) == 1 for stage in job.plan.stages):
-        job, weights = random_job("digits", SGD(lr=0.05, momentum=0.9), rng, "model.num_layers=3")
+        job, weights = random_job("digits", SGD(lr=0.05, momentum=0.9), rng)
     job = replace(job, settings=replace(job.settings, on_nonfinite="warn"))
     if discards:
         job = replace(job, plan=replace(job.plan, stages=tuple(marked(own, recompute=own.ops) for own in job.plan.stages)))
@@ -237,8 +237,9 @@ def test_an_engine_of_others_says_step_and_micro_batch(tmp_path: Path) -> None:
 @pytest.mark.dist
 @pytest.mark.parametrize("engine", ["distributed", pytest.param("reference", marks=pytest.mark.long)])
 def test_a_run_that_diverges_has_failed(engine: str, tmp_path: Path) -> None:
-    words = ["model=digits", "logger=none", "cost=analytical", "minibatch_size=48", "microbatch_size=8", "cluster.num_devices=2"]
-    words += ["strategy.planner.replication=false", "steps=9", "optimizer.lr=1e30", f"engine={engine}"]
+    words = ["model=digits", *inprocess.few_layers("digits"), "logger=none", "cost=analytical", "cluster.num_devices=2"]
+    words += ["minibatch_size=48", "microbatch_size=8", "strategy.planner.replication=false"]
+    words += ["steps=9", "optimizer.lr=1e30", f"engine={engine}"]
     done = run(tmp_path / "stop", *words)
     assert done.code == 1
     assert done.result["status"] == "failed"

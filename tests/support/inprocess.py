@@ -18,6 +18,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gpp import Analytical, Device, Even, Link, Plan, Strategy, uniform
+from gpp.app.capturing import captured_model
 from gpp.capture.examples import capture_model, default_dtype, initial_weights
 from gpp.capture.stage import build_stage
 from gpp.cost.problem import Problem
@@ -25,7 +26,7 @@ from gpp.data.base import AbstractData
 from gpp.data.digits import DigitsData
 from gpp.data.sampler import minibatch
 from gpp.data.synthetic import Synthetic
-from gpp.graph.captured import Captured, capture_key, is_loss, load_cached, store
+from gpp.graph.captured import Captured, is_loss
 from gpp.graph.coarsen.coarsen import coarsen
 from gpp.models.base import AbstractModel
 from gpp.optimizers import AbstractOptimizer
@@ -298,13 +299,9 @@ def staged_reference(job: Job, weights: dict[str, torch.Tensor]) -> tuple[list[f
 
 
 def capture(model: AbstractModel, dtype: str = "float64", seed: int = 0) -> tuple[Captured, dict[str, torch.Tensor]]:
-    """The captured model, from the session's cache if another test captured it before, and its initial weights."""
-    key, folder = capture_key({**model.key(), "dtype": dtype}), os.environ.get("GPP_CACHE")
-    captured = load_cached(key, Path(folder) / "graphs") if folder else None
-    if captured is None:
-        captured = capture_model(model, dtype=dtype)
-        if folder:
-            store(key, captured, Path(folder) / "graphs")
+    """The captured model, from the session's cache if a test or a run has captured it before, and its initial weights."""
+    folder = os.environ.get("GPP_CACHE")
+    captured = captured_model(model, dtype, folder, None, 4) if folder else capture_model(model, dtype=dtype)
     return captured, initial_weights(model, captured, seed=seed, dtype=dtype)
 
 

@@ -94,6 +94,11 @@ class Search:
         self._told = True
         if first:
             self._warn(text)
+            return
+        # Its backward would change what the other one asks for: it stands still until it has answered.
+        until = time.monotonic() + PATIENCE_S
+        while not self._path(self._rank).exists() and time.monotonic() < until:
+            time.sleep(0.01)
 
     def _look(self, lo: int, hi: int) -> tuple[Finding, ...]:
         return tuple(finding for runner in self.runners for finding in runner.look(lo, hi))

@@ -17,6 +17,7 @@ from gpp.mechanisms.precision.narrow import narrowed
 from gpp.stage import Stage
 from tests.capture.test_memory_bill import measured
 from tests.support import inprocess
+from tests.support.long import thinned
 from tests.support.problems import random_problem
 
 
@@ -52,7 +53,7 @@ def test_types_follow_from_torchs_own_rules() -> None:
     assert narrowed(found, "bfloat16") == found
 
 
-@pytest.mark.parametrize("passes", ["bfloat16", "float16"])
+@pytest.mark.parametrize("passes", thinned(["bfloat16", "float16"]))
 def test_what_a_stage_keeps_and_takes_is_what_the_allocator_says(passes) -> None:
     model = inprocess.model_named("gpt_small", "model.num_layers=2")
     captured, weights = inprocess.capture(model, "float32")

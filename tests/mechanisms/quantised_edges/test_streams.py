@@ -13,11 +13,11 @@ from gpp.mechanisms.quantised_edges.stage import EdgeBits
 from gpp.mechanisms.serving.answers import finish
 from gpp.runtime.job import Job
 from tests.support.cli import run
-from tests.support.inprocess import few_layers
 
 STREAM = [
     *("mode=inference", "logger=none", "cost=analytical", "strategy=even", "minibatch_size=8", "microbatch_size=4", "steps=12"),
-    *("cluster.num_devices=2", "model=clip_small", *few_layers("clip_small"), "strategy.edges.bits=3", "strategy.edges.clip=true"),
+    *("cluster.num_devices=2", "model=mmt_small", "model.num_branches=2", "model.num_layers=2"),
+    *("strategy.edges.bits=3", "strategy.edges.clip=true"),
 ]
 
 

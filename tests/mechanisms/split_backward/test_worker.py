@@ -96,7 +96,8 @@ def test_a_linear_layer_of_rows_that_lie_apart_rounds_as_torchs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "passes"), [*thinned([(n, None) for n in ("ThreeOutputs", "gpt_small", "dlrm_small")], 3), ("gpt_small", "bfloat16")]
+    ("name", "passes"),
+    thinned([(name, passes) for passes in (None, "bfloat16") for name in ("ThreeOutputs", "gpt_small", "dlrm_small")], 3),
 )
 def test_the_bill_of_what_is_late(name: str, passes: Literal["bfloat16"] | None) -> None:
     """By the allocator: what is left of a micro-batch after the first half, within 3 %; and nothing of it after the second.

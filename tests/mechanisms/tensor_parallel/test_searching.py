@@ -100,7 +100,7 @@ def test_models_without_degrees_are_planned_as_before(branches: int, length: int
 )
 def test_operators_are_split_where_nothing_else_fits(planner: AbstractPlanner, without: AbstractPlanner) -> None:
     """One table that fits on no device."""
-    graph = coarsen(captured_named("clip_small")[1].graph, 16)
+    graph = coarsen(captured_named("char_gpt_small")[1].graph, 16)
     # As if it had a vocabulary of 20,000.
     largest = max(graph.params, key=lambda param: param.num_bytes)
     table = 100 * largest.num_bytes

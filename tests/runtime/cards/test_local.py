@@ -180,7 +180,6 @@ def measured() -> None:
 
 def test_workers_are_told_their_card_and_that_they_share_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """LOCAL_RANK 5 of two workers a card is on card 2; it may have half of its memory."""
-    cap = inprocess.captured_named("digits")[1]
     done: list[Any] = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: done.append(("device", device.index)))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda part, device: done.append(("memory", part)))
@@ -196,7 +195,6 @@ def test_workers_are_told_their_card_and_that_they_share_it(monkeypatch: pytest.
     job: Any = SimpleNamespace(settings=settings, cluster=None)
     process.guarded(tmp_path, lambda *place: done.append(("run", place[-1].index)), job)
     assert done == [("anomalies", True), ("cards", 3), ("device", 2), ("memory", 0.5), ("run", 2), ("code", 0)]
-    assert cap is not None
 
 
 def test_a_shared_card_is_said_plainly_counted_once_and_run_by_gloo(cards: Any, tmp_path: Path) -> None:
