@@ -100,14 +100,18 @@ def optimizer_of(
 
 
 def _update_factors(found: TorchOptimizer) -> tuple[float, float]:
-    """`AbstractOptimizer.update_factors`, as the allocator has them for some square matrices, and for one more."""
+    """`AbstractOptimizer.update_factors`, as the allocator has them for some square matrices, and for one more; groups step one
+    after the other, so that the most of any of them is enough for all."""
+    factors = []
     with ThreadPoolExecutor(1) as apart:  # the user's profiler may listen to this thread
-        fewer, more = apart.map(partial(_taken, found), (SEVERAL - 1, SEVERAL))
-    of_all = max(0.0, round(more - fewer, 2))
-    return of_all, max(0.0, round(more - SEVERAL * of_all, 2))
+        for _, part in found.parts:
+            fewer, more = apart.map(partial(_taken, part), (SEVERAL - 1, SEVERAL))
+            of_all = max(0.0, round(more - fewer, 2))
+            factors.append((of_all, max(0.0, round(more - SEVERAL * of_all, 2))))
+    return max(of_all for of_all, _ in factors), max(of_largest for _, of_largest in factors)
 
 
-def _taken(found: TorchOptimizer, count: int) -> float:
+def _taken(found: AbstractOptimizer, count: int) -> float:
     """Bytes that a step takes for itself, in matrices, with so many of them to update."""
     import torch
 
@@ -180,12 +184,14 @@ def _groups(made: torch.optim.Optimizer, params: Mapping[str, nn.Parameter], kno
         InvalidConfig: a trained parameter is in none; a group has one of something else; see `values_of`.
     """
     name_of, path = {id(p): name for name, p in params.items()}, type(made).__name__
-    out = []
+    out, every = [], sum(p.nbytes for p in params.values())
     for number, (group, values) in enumerate(zip(made.param_groups, values_of(made), strict=True)):
         if others := [tuple(p.shape) for p in group["params"] if id(p) not in known and p.requires_grad]:
             rule = f"has {len(others)} parameters in group {number} that are not the model's, one of shape {list(others[0])}"
             raise InvalidConfig("optimizer", path, rule, "make it of the parameters of the model that is passed")
-        out.append(Group(names=tuple(name_of[id(p)] for p in group["params"] if id(p) in name_of), values=values))
+        names = tuple(name_of[id(p)] for p in group["params"] if id(p) in name_of)
+        share = sum(params[name].nbytes for name in names) / max(1, every)
+        out.append(Group(names=names, values=values, share=share))
     if missing := set(params) - {name for group in out for name in group.names}:
         rule = f"leaves out {len(missing)} trained parameters, as {min(missing)}"
         raise InvalidConfig("optimizer", path, rule, "give it all, or freeze those (requires_grad=False)")
