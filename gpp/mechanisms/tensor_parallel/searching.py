@@ -23,6 +23,7 @@ from gpp.graph.op_graph import OpGraph, Variant
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, AbstractSearch, Predict
+from gpp.quantities import seconds
 
 
 class TensorParallelSearch(AbstractSearch):
@@ -44,7 +45,7 @@ class TensorParallelSearch(AbstractSearch):
         if not found:
             raise lacking or Infeasible("no plan fits", "more devices or memory")
         best = min(found, key=lambda degree: (found[degree][1], degree))
-        tried = ", ".join(f"{seconds:.6g} s with {degree}" for degree, (_, seconds) in sorted(found.items()))
+        tried = ", ".join(f"{seconds(took)} with {degree}" for degree, (_, took) in sorted(found.items()))
         plan = found[best][0]
         if len(found) == 1:
             return plan
