@@ -218,6 +218,25 @@ def test_an_optimizer_of_torchs_is_billed_what_it_holds_and_takes(name: str, mor
     assert found.elementwise == (name != "Adafactor")  # which has a number of each row and of each column
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        partial(torch.optim.SGD, fused=True),  # which changes a flag in itself with its first step
+        partial(torch.optim.Adagrad, initial_accumulator_value=0.1),  # whose state is there before
+    ],
+)
+def test_a_new_optimizer_of_torchs_is_not_taken_for_one_that_has_begun(made: Any) -> None:
+    model = torch.nn.Linear(2, 3)
+    model.scale = torch.nn.Parameter(torch.tensor(1.3))
+    optimizer_of(made(model.parameters(), lr=0.1), model)
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    begun = made(model.parameters(), lr=0.1, **({"momentum": 0.9} if "fused" in made.keywords else {}))
+    begun.step()
+    with pytest.raises(InvalidConfig, match="has taken steps before"):
+        optimizer_of(begun, model)
+
+
 def test_each_group_of_torchs_is_billed_by_its_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(4)))
     one, two, three, four = ({"params": layer.parameters()} for layer in model)

@@ -82,15 +82,19 @@ def optimizer_of(
     around = {setting.name: getattr(asked, setting.name) for setting in fields(AroundSteps)}
     found = TorchOptimizer(path=path, lr=base_rate(groups), groups=groups, state=0.0, **around)
     together = _small(params)
-    own = _stepped(found, together, made)
+    own = _stepped(found, together)
+    new = found.build_named(_small(params).items())
+    _check_new(made, new, path)
+    # What torch's own classes change in themselves is of no consequence; no checkpoint has what others do.
+    _check_plain(made, new if path.startswith("torch.optim.") else own, path)
     for name, param in together.items():
         alone = _small({name: params[name]})
-        _stepped(found, alone, made)
+        _stepped(found, alone)
         if not alone[name].allclose(param, rtol=1e-12, atol=1e-12):
             rule = "updates a parameter by more than its own gradient, and a worker has the parameters of its stages alone"
             raise InvalidConfig("optimizer", found.path, rule, "use one that updates each by itself, as torch.optim.AdamW")
     halves = {n: torch.nn.Parameter(p.detach()[: (len(p) + 1) // 2]) for n, p in _small(params).items() if p.ndim}
-    _stepped(found, halves, made)
+    _stepped(found, halves)
     whole = any(not half.allclose(together[n][: len(half)], rtol=1e-12, atol=1e-12) for n, half in halves.items())
     # Sizes differ by less in a small model: each parameter's state counts by the bytes that the parameter has.
     held = {param: sum(t.nbytes for t in entry.values() if hasattr(t, "nbytes") and t.ndim) for param, entry in own.state.items()}
@@ -239,15 +243,14 @@ def _small(params: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
     return out
 
 
-def _stepped(found: TorchOptimizer, params: Mapping[str, nn.Parameter], made: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def _stepped(found: TorchOptimizer, params: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer as a worker makes it, after some steps along gradients that follow from the parameters.
 
     Raises:
-        InvalidConfig: it is another one than the function's, which may have begun.
+        InvalidConfig: it cannot be made, or takes no step.
     """
     try:
         own = found.build_named(params.items())
-        new = _counted(own)
         for _ in range(STEPS):
             for param in params.values():
                 param.grad = param.detach().sin()
@@ -255,24 +258,42 @@ def _stepped(found: TorchOptimizer, params: Mapping[str, nn.Parameter], made: to
     except Exception as error:
         rule = f"cannot be made again by its class and settings, or takes no step: {type(error).__name__}: {error}"
         raise InvalidConfig("optimizer", found.path, rule, PLAIN) from error
+    return own
 
-    if not _counted(made) <= new:
+
+def _check_new(made: torch.optim.Optimizer, new: torch.optim.Optimizer, path: str) -> None:
+    """Refuse an optimizer that has more state than a new one.
+
+    Raises:
+        InvalidConfig: it has begun.
+    """
+    if not _counted(made) <= _counted(new):
         rule = "has taken steps before, whose state the workers' optimizers would begin without"
-        raise InvalidConfig("optimizer", found.path, rule, "make it anew")
+        raise InvalidConfig("optimizer", path, rule, "make it anew")
+
+
+def _check_plain(made: torch.optim.Optimizer, own: torch.optim.Optimizer, path: str) -> None:
+    """Refuse an optimizer with other plain values in itself than one that a worker makes.
+
+    Raises:
+        InvalidConfig: names the first.
+    """
 
     def plain(one: torch.optim.Optimizer) -> dict[str, Any]:
         return {name: value for name, value in vars(one).items() if isinstance(value, bool | int | float | str)}
 
     if others := sorted(name for name, value in plain(made).items() if plain(own).get(name) != value):
         rule = f"has {others[0]} beyond the settings of its groups, which a worker's would not have"
-        raise InvalidConfig("optimizer", found.path, rule, PLAIN)
-    return own
+        raise InvalidConfig("optimizer", path, rule, PLAIN)
 
 
 def _counted(made: torch.optim.Optimizer) -> set[tuple[str, float]]:
-    """The names in an optimizer's state, and its numbers, among them how many steps it has taken; of tensors nothing more."""
+    """The names in an optimizer's state, and its numbers in float32, among them how many steps it has taken; of tensors nothing
+    more."""
+    import torch
+
     return {
-        (name, float(value) if isinstance(value, int | float) or getattr(value, "ndim", 1) == 0 else 0.0)
+        (name, float(torch.as_tensor(value).float()) if isinstance(value, int | float) or getattr(value, "ndim", 1) == 0 else 0.0)
         for entry in made.state.values()
         for name, value in entry.items()
     }
