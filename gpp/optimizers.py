@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, final
 
 from pydantic import Field
@@ -64,6 +64,12 @@ class AroundSteps:
     shard: Shard = "none"
 
 
+def told(name: str, settings: Mapping[str, Any]) -> str:
+    """A name and the settings that are on: a number takes the time of any other but 0, and a rate that of all."""
+    on = {key: value for key, value in settings.items() if value and key != "lr"}
+    return " ".join([name, *(f"{key}={value}" if isinstance(value, str) else key for key, value in on.items())])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbstractOptimizer(AroundSteps, ABC):
     """An optimizer's settings."""
@@ -72,9 +78,20 @@ class AbstractOptimizer(AroundSteps, ABC):
     weight_decay: NotNegative = 0.0
 
     @property
-    def kind(self) -> str:
-        """What it is called where times measured with it are kept."""
+    def name(self) -> str:
+        """What messages call it."""
         return type(self).__name__
+
+    @property
+    def kind(self) -> str:
+        """What it is called where times measured with it are kept: with all settings by which a step may take another time."""
+        around = {field.name for field in fields(AroundSteps)}
+        return told(self.name, {own.name: getattr(self, own.name) for own in fields(self) if own.name not in around})
+
+    @property
+    def parts(self) -> tuple[tuple[float, AbstractOptimizer], ...]:
+        """Optimizers of parameters that are updated in ways of their own, each with its share of the trained parameters' bytes."""
+        return ((1.0, self),)
 
     @property
     def norm_for(self) -> tuple[str, object, str] | None:

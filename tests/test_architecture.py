@@ -26,6 +26,7 @@ LEVELS: list[set[str]] = [
         "joint_optimizer",
         "mechanism",
         "private",
+        "quantities",
         "routing",
         "serialization",
         "settings",

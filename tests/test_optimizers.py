@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from gpp import Stash
 from gpp.app.optimizer_factory import ByFactory, optimizer_of
+from gpp.capture import profiler
 from gpp.cost.regime import Regime
 from gpp.cost.stage import StageCost
 from gpp.errors import InvalidConfig
@@ -107,8 +109,10 @@ def test_every_optimizer_keeps_the_whole_contract_also_as_a_worker_reads_it() ->
 
 def test_a_torch_optimizer_is_what_measured_times_of_updates_are_kept_by() -> None:
     model = torch.nn.Linear(2, 3)
-    kept = {optimizer_of(cls, model)[0].kind for cls in (torch.optim.AdamW, torch.optim.SGD)}
-    assert kept == {"torch.optim.adamw.AdamW", "torch.optim.sgd.SGD"} and Adam(lr=0.1).kind == "Adam"
+    adamw, sgd = torch.optim.AdamW, torch.optim.SGD
+    every = (adamw, partial(adamw, foreach=True), sgd, partial(sgd, momentum=0.9), partial(sgd, momentum=0.5), partial(sgd, lr=0.2))
+    assert len({optimizer_of(cls, model)[0].kind for cls in every}) == 4
+    assert Adam(lr=0.1).kind == Adam(lr=0.2).kind != Adam(lr=0.1, weight_decay=0.1).kind
 
 
 def test_a_worker_takes_a_parameter_that_is_in_no_group_for_a_defect() -> None:
@@ -212,6 +216,37 @@ def test_an_optimizer_of_torchs_is_billed_what_it_holds_and_takes(name: str, mor
     held = sum(t.nbytes for entry in built.state.values() for t in entry.values() if t.ndim) / (5 * 200 * 200 * 4)
     assert found.state_factor == pytest.approx(held, rel=0.01, abs=0.03)
     assert found.elementwise == (name != "Adafactor")  # which has a number of each row and of each column
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        partial(torch.optim.SGD, fused=True),  # which changes a flag in itself with its first step
+        partial(torch.optim.Adagrad, initial_accumulator_value=0.1),  # whose state is there before
+    ],
+)
+def test_a_new_optimizer_of_torchs_is_not_taken_for_one_that_has_begun(made: Any) -> None:
+    model = torch.nn.Linear(2, 3)
+    model.scale = torch.nn.Parameter(torch.tensor(1.3))
+    optimizer_of(made(model.parameters(), lr=0.1), model)
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    begun = made(model.parameters(), lr=0.1, **({"momentum": 0.9} if "fused" in made.keywords else {}))
+    begun.step()
+    with pytest.raises(InvalidConfig, match="has taken steps before"):
+        optimizer_of(begun, model)
+
+
+def test_each_group_of_torchs_is_billed_by_its_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(4)))
+    one, two, three, four = ({"params": layer.parameters()} for layer in model)
+    groups: list[Any] = [one | {"lr": 0.2}, two, three | {"amsgrad": True}, four | {"foreach": True}]
+    found, _ = optimizer_of(lambda params: torch.optim.Adam(groups, lr=0.1, foreach=False), model)
+    plain, _ = optimizer_of(lambda params: torch.optim.Adam(params, lr=0.1, foreach=False), model)
+    assert found.kind != plain.kind and found.update_factors > plain.update_factors
+    monkeypatch.setattr(profiler, "_cold", lambda step, at: 1.0 + step.__self__.defaults["amsgrad"])
+    per_byte = (profiler._update_s_per_byte(one, torch.device("cpu")) for one in (found, plain))
+    assert next(per_byte) == pytest.approx(1.25 * next(per_byte))
 
 
 def test_an_update_beside_micro_batches_in_flight_is_in_the_bill_of_a_pipeline_that_does_not_drain() -> None:

@@ -29,7 +29,7 @@ from gpp.cost.counted import check_counted, masked_warnings
 from gpp.cost.models.analytical import Analytical
 from gpp.cost.models.base import AbstractCostModel
 from gpp.cost.models.profiled import Profiled
-from gpp.cost.problem import Problem
+from gpp.cost.problem import Problem, check_batch
 from gpp.data import tensors
 from gpp.data.base import TARGET
 from gpp.errors import InvalidConfig
@@ -112,6 +112,7 @@ def problem(
         InvalidConfig: the sizes do not fit a model that runs at one batch size only; `loss_scope` is `minibatch`, and the model's
             loss cannot be set apart; or `cost` counts FLOPs, and none are known of an operator.
     """
+    check_batch(minibatch_size, microbatch_size)
     if loss_scope == "minibatch":
         check_whole_loss(captured, minibatch_size, IN_STEPS)
     graph = coarsen_for(captured, max_ops, loss_scope, whole)

@@ -166,6 +166,10 @@ class Forms:
             )
         if size < least:
             raise InvalidConfig("batch", size, f"samples are fewer than the {least} replicas of a stage", fix)
+        for s, stage in enumerate(plan.stages):
+            if stage.sharing and -(-size // (b := stage.microbatch_size)) % stage.stride:
+                rule = f"must make a multiple of {stage.stride} micro-batches of {b}, which the replicas of stage {s} take in turn"
+                raise InvalidConfig("batch", size, rule, f"{fix}, or plan with {stage.sharing.without}")
         if only and size % only:
             rule = f"samples cannot be cut into micro-batches of {only}, the only size that the plan of this model runs at"
             raise InvalidConfig("batch", size, rule, fix)

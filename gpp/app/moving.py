@@ -101,7 +101,7 @@ def check_replan(e: RunSettings) -> None:
         rule = (
             f"needs workers that share the run directory with this process, and with engine.launch={engine.launch} it may be copied"
         )
-        refuse(rule, "engine.launch=local")
+        refuse(rule, "leave engine.launch out, and start python run.py without a launcher")
     elif e.mode == "train":
         _check_training(strategy, engine, e.cluster, refuse)
 

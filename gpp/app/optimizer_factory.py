@@ -82,15 +82,19 @@ def optimizer_of(
     around = {setting.name: getattr(asked, setting.name) for setting in fields(AroundSteps)}
     found = TorchOptimizer(path=path, lr=base_rate(groups), groups=groups, state=0.0, **around)
     together = _small(params)
-    own = _stepped(found, together, made)
+    own = _stepped(found, together)
+    new = found.build_named(_small(params).items())
+    _check_new(made, new, path)
+    # What torch's own classes change in themselves is of no consequence; no checkpoint has what others do.
+    _check_plain(made, new if path.startswith("torch.optim.") else own, path)
     for name, param in together.items():
         alone = _small({name: params[name]})
-        _stepped(found, alone, made)
+        _stepped(found, alone)
         if not alone[name].allclose(param, rtol=1e-12, atol=1e-12):
             rule = "updates a parameter by more than its own gradient, and a worker has the parameters of its stages alone"
             raise InvalidConfig("optimizer", found.path, rule, "use one that updates each by itself, as torch.optim.AdamW")
     halves = {n: torch.nn.Parameter(p.detach()[: (len(p) + 1) // 2]) for n, p in _small(params).items() if p.ndim}
-    _stepped(found, halves, made)
+    _stepped(found, halves)
     whole = any(not half.allclose(together[n][: len(half)], rtol=1e-12, atol=1e-12) for n, half in halves.items())
     # Sizes differ by less in a small model: each parameter's state counts by the bytes that the parameter has.
     held = {param: sum(t.nbytes for t in entry.values() if hasattr(t, "nbytes") and t.ndim) for param, entry in own.state.items()}
@@ -100,14 +104,18 @@ def optimizer_of(
 
 
 def _update_factors(found: TorchOptimizer) -> tuple[float, float]:
-    """`AbstractOptimizer.update_factors`, as the allocator has them for some square matrices, and for one more."""
+    """`AbstractOptimizer.update_factors`, as the allocator has them for some square matrices, and for one more; groups step one
+    after the other, so that the most of any of them is enough for all."""
+    factors = []
     with ThreadPoolExecutor(1) as apart:  # the user's profiler may listen to this thread
-        fewer, more = apart.map(partial(_taken, found), (SEVERAL - 1, SEVERAL))
-    of_all = max(0.0, round(more - fewer, 2))
-    return of_all, max(0.0, round(more - SEVERAL * of_all, 2))
+        for _, part in found.parts:
+            fewer, more = apart.map(partial(_taken, part), (SEVERAL - 1, SEVERAL))
+            of_all = max(0.0, round(more - fewer, 2))
+            factors.append((of_all, max(0.0, round(more - SEVERAL * of_all, 2))))
+    return max(of_all for of_all, _ in factors), max(of_largest for _, of_largest in factors)
 
 
-def _taken(found: TorchOptimizer, count: int) -> float:
+def _taken(found: AbstractOptimizer, count: int) -> float:
     """Bytes that a step takes for itself, in matrices, with so many of them to update."""
     import torch
 
@@ -180,12 +188,14 @@ def _groups(made: torch.optim.Optimizer, params: Mapping[str, nn.Parameter], kno
         InvalidConfig: a trained parameter is in none; a group has one of something else; see `values_of`.
     """
     name_of, path = {id(p): name for name, p in params.items()}, type(made).__name__
-    out = []
+    out, every = [], sum(p.nbytes for p in params.values())
     for number, (group, values) in enumerate(zip(made.param_groups, values_of(made), strict=True)):
         if others := [tuple(p.shape) for p in group["params"] if id(p) not in known and p.requires_grad]:
             rule = f"has {len(others)} parameters in group {number} that are not the model's, one of shape {list(others[0])}"
             raise InvalidConfig("optimizer", path, rule, "make it of the parameters of the model that is passed")
-        out.append(Group(names=tuple(name_of[id(p)] for p in group["params"] if id(p) in name_of), values=values))
+        names = tuple(name_of[id(p)] for p in group["params"] if id(p) in name_of)
+        share = sum(params[name].nbytes for name in names) / max(1, every)
+        out.append(Group(names=names, values=values, share=share))
     if missing := set(params) - {name for group in out for name in group.names}:
         rule = f"leaves out {len(missing)} trained parameters, as {min(missing)}"
         raise InvalidConfig("optimizer", path, rule, "give it all, or freeze those (requires_grad=False)")
@@ -233,15 +243,14 @@ def _small(params: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
     return out
 
 
-def _stepped(found: TorchOptimizer, params: Mapping[str, nn.Parameter], made: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def _stepped(found: TorchOptimizer, params: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer as a worker makes it, after some steps along gradients that follow from the parameters.
 
     Raises:
-        InvalidConfig: it is another one than the function's, which may have begun.
+        InvalidConfig: it cannot be made, or takes no step.
     """
     try:
         own = found.build_named(params.items())
-        new = _counted(own)
         for _ in range(STEPS):
             for param in params.values():
                 param.grad = param.detach().sin()
@@ -249,24 +258,42 @@ def _stepped(found: TorchOptimizer, params: Mapping[str, nn.Parameter], made: to
     except Exception as error:
         rule = f"cannot be made again by its class and settings, or takes no step: {type(error).__name__}: {error}"
         raise InvalidConfig("optimizer", found.path, rule, PLAIN) from error
+    return own
 
-    if not _counted(made) <= new:
+
+def _check_new(made: torch.optim.Optimizer, new: torch.optim.Optimizer, path: str) -> None:
+    """Refuse an optimizer that has more state than a new one.
+
+    Raises:
+        InvalidConfig: it has begun.
+    """
+    if not _counted(made) <= _counted(new):
         rule = "has taken steps before, whose state the workers' optimizers would begin without"
-        raise InvalidConfig("optimizer", found.path, rule, "make it anew")
+        raise InvalidConfig("optimizer", path, rule, "make it anew")
+
+
+def _check_plain(made: torch.optim.Optimizer, own: torch.optim.Optimizer, path: str) -> None:
+    """Refuse an optimizer with other plain values in itself than one that a worker makes.
+
+    Raises:
+        InvalidConfig: names the first.
+    """
 
     def plain(one: torch.optim.Optimizer) -> dict[str, Any]:
         return {name: value for name, value in vars(one).items() if isinstance(value, bool | int | float | str)}
 
     if others := sorted(name for name, value in plain(made).items() if plain(own).get(name) != value):
         rule = f"has {others[0]} beyond the settings of its groups, which a worker's would not have"
-        raise InvalidConfig("optimizer", found.path, rule, PLAIN)
-    return own
+        raise InvalidConfig("optimizer", path, rule, PLAIN)
 
 
 def _counted(made: torch.optim.Optimizer) -> set[tuple[str, float]]:
-    """The names in an optimizer's state, and its numbers, among them how many steps it has taken; of tensors nothing more."""
+    """The names in an optimizer's state, and its numbers in float32, among them how many steps it has taken; of tensors nothing
+    more."""
+    import torch
+
     return {
-        (name, float(value) if isinstance(value, int | float) or getattr(value, "ndim", 1) == 0 else 0.0)
+        (name, float(torch.as_tensor(value).float()) if isinstance(value, int | float) or getattr(value, "ndim", 1) == 0 else 0.0)
         for entry in made.state.values()
         for name, value in entry.items()
     }

@@ -357,12 +357,13 @@ def _cold(work: Callable[[], object], device: torch.device) -> float:
 
 
 def _update_s_per_byte(optimizer: Any, device: torch.device) -> float:
-    """Seconds of one optimizer step for each byte of parameter, on 32 tensors of 64 KB."""
+    """Seconds of one optimizer step for each byte of parameter, on 32 tensors of 64 KB for each of its parts."""
     # Matrices, as nearly all weights are; torch's Muon takes nothing else.
     params = [torch.nn.Parameter(torch.randn(1 << 7, 1 << 7, device=device)) for _ in range(32)]
     for param in params:
         param.grad = torch.randn_like(param)
-    return _cold(optimizer.build(params).step, device) / sum(p.numel() * p.element_size() for p in params)
+    seconds = sum(share * _cold(part.build(params).step, device) for share, part in optimizer.parts)
+    return seconds / sum(p.numel() * p.element_size() for p in params)
 
 
 def _move_s_per_byte(device: torch.device) -> float:

@@ -206,6 +206,21 @@ def _length(thing: Any, /, _of: Callable[[Any], int] = len) -> Any:
     return thing.shape[0] if isinstance(thing, Tensor) and thing.dim() else _of(thing)
 
 
+@contextlib.contextmanager
+def _constants() -> Iterator[list[str]]:
+    """The lines of the user's code at which torch makes a constant of a size, while this is open."""
+    lines: list[str] = []
+    own = ShapeEnv._set_replacement
+
+    def replaced(env: ShapeEnv, size: Any, by: Any, *more: Any) -> None:
+        if by.is_number:
+            lines.append(where(traceback.extract_stack()))
+        own(env, size, by, *more)
+
+    with mock.patch.object(ShapeEnv, "_set_replacement", replaced):
+        yield lines
+
+
 def _exported(
     whole: Whole, flat: tuple[Tensor, ...], size: int, again: Callable[[], None], notes: list[str]
 ) -> tuple[torch.export.ExportedProgram, int | None]:
@@ -215,12 +230,13 @@ def _exported(
     failure is raised.
     """
     dim, sized = torch.export.Dim("batch", min=1), tuple(resized(tensor, size) for tensor in flat)
-    try:
-        return _export_known(whole, flat, dim, again), None
-    except GppError:
-        raise
-    except Exception as error:
-        first = error
+    with _constants() as lines:
+        try:
+            return _export_known(whole, flat, dim, again), None
+        except GppError:
+            raise
+        except Exception as error:
+            first = error
     again()
     try:
         program = _export_known(whole, sized, None, again)
@@ -229,7 +245,7 @@ def _exported(
     except Exception as second:
         violated = isinstance(first, UserError) and first.error_type == UserErrorType.CONSTRAINT_VIOLATION
         raise (second if violated else first) from None
-    notes.append(f"captured at the fixed batch size {size}: {reason(first)}")
+    notes.append(f"captured at the fixed batch size {size}: {reason(first, lines)}")
     return program, size
 
 

@@ -6,6 +6,7 @@ import linecache
 import re
 import sysconfig
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -25,9 +26,15 @@ REGISTER = (
 REWRITE = "rewrite that line without it, or describe the model by hand-written blocks (model=blocks)"
 
 
-def reason(error: Exception) -> str:
-    """Why the batch could not be symbolic: torch's own finding, or the line that failed."""
+def reason(error: Exception, constants: Sequence[str]) -> str:
+    """Why the batch could not be symbolic: the line that made a constant of it or failed, or torch's own finding.
+
+    Args:
+        constants: lines that made constants of sizes.
+    """
     if isinstance(error, UserError) and error.error_type == UserErrorType.CONSTRAINT_VIOLATION:
+        if constants:
+            return f"{constants[0]}: this makes a constant of it"
         lines = [line.strip(" -") for line in str(error).splitlines() if line.strip().startswith("- ")]
         return re.split(r"(?<=\.) If you're", lines[0])[0] if lines else str(error).splitlines()[0]
     return f"{where(traceback.extract_tb(error.__traceback__))}: {str(error).splitlines()[0]}"

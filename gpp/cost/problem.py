@@ -330,6 +330,12 @@ class Problem:
         return (0.0, 0.0) if self.optimizer is None else self.optimizer.update_factors
 
     @property
+    def shares_operators(self) -> bool:
+        """Whether several devices may run an operator together, each with a part of its weights: these drain before every update,
+        and no number's update looks at the other parts."""
+        return self.regime.weights.flushes and (self.optimizer is None or self.optimizer.elementwise)
+
+    @property
     def memory_limit_bytes(self) -> float:
         """The memory of the smallest device. A plan that may land anywhere can rely on no more."""
         return min(device.memory_bytes for device in self.cluster.devices)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar
 
 from gpp.errors import InvalidConfig
@@ -64,6 +67,11 @@ class BackEndRecord(AbstractRecord):
             action(self._run)
         except Exception as error:
             self._fail(what, error)
+
+
+def from_here(path: str | Path) -> str:
+    """A path as it is shortest from this folder, for a line that a terminal of 80 columns does not break."""
+    return shlex.quote(min(os.path.relpath(path), os.path.abspath(path), key=len))
 
 
 def prefixed(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:

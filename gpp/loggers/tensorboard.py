@@ -10,7 +10,6 @@ The events are written with tensorboard's own messages: torch's writer would loa
 from __future__ import annotations
 
 import os
-import shlex
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gpp.files import folder, open_binary
-from gpp.loggers.back_end import BackEndRecord, need, prefixed
+from gpp.loggers.back_end import BackEndRecord, from_here, need, prefixed
 from gpp.loggers.base import AbstractLogger, End, RunInfo
 from gpp.serialization import flatten
 from gpp.settings import settings
@@ -55,7 +54,7 @@ class TensorBoardRecord(BackEndRecord):
         return writer
 
     def _where(self, run: Any) -> tuple[str, ...]:
-        return (f"tensorboard --logdir {shlex.quote(os.path.abspath(self._folder))}",)
+        return (f"tensorboard --logdir {from_here(self._folder.parent)}",)
 
     def _abandon(self, run: Any) -> None:
         run.close()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from urllib.parse import urlparse
 
 from gpp.files import folder
-from gpp.loggers.back_end import BackEndRecord, need, prefixed
+from gpp.loggers.back_end import BackEndRecord, from_here, need, prefixed
 from gpp.loggers.base import AbstractLogger, AbstractRecord, End, RunInfo
 from gpp.private import masked
 from gpp.report.run.result import finite
@@ -51,9 +50,11 @@ class WandbRecord(BackEndRecord):
         super().__init__(open_run, warnings)
 
     def _where(self, run: Any) -> tuple[str, ...]:
-        path = shlex.quote(os.path.abspath(run.settings.sync_dir))
-        look = f"wandb leet {path}   # shows it in this terminal"
-        return (look, f"wandb sync {path}   # uploads it, with an account") if run.offline else (look, f"online: {run.url}")
+        own = Path(run.settings.sync_dir)
+        latest = own.with_name("latest-run")
+        path = from_here(latest if latest.resolve() == own.resolve() else own)
+        look = "# look at the run in this terminal, or upload it with an account:", f"wandb leet {path}", f"wandb sync {path}"
+        return look if run.offline else (look[1], f"online: {run.url}")
 
     def _abandon(self, run: Any) -> None:
         run.finish(exit_code=1)

@@ -17,6 +17,7 @@ from gpp.graph.op_graph import OpGraph, Tensor, mask_of
 from gpp.plan.carrying import carried
 from gpp.plan.messages import HANDLING, Handled, MessageBytes, ends, handling_s
 from gpp.plan.table import heading, picture, table
+from gpp.quantities import seconds
 from gpp.settings import Count, Natural, NotNegative
 from gpp.stage import EdgeTensors, Stage, neighbours, with_earlier
 from gpp.weights.base import PipelinePosition
@@ -35,7 +36,7 @@ class Objective:
     scope: str
 
     def __str__(self) -> str:
-        return f"{self.value_s:.6g} s {self.scope}"
+        return f"{seconds(self.value_s)} {self.scope}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,7 +348,8 @@ class Plan:
         if stage.sharing and (count := -(-self.minibatch_size // b)) % stage.stride:
             raise InvalidPlan(
                 f"stage {s}: {replicas} replicas have micro-batches {stage.dealt}, and must divide the {count} of a mini-batch. "
-                f"Fix: a smaller micro-batch size (strategy.weights.accumulation={replicas}), or {stage.sharing.without}"
+                f"Fix: micro-batches of which a multiple of {stage.stride} make a mini-batch, or the stage without its "
+                f"mechanisms.{stage.sharing.name}"
             )
 
     def bills(self, problem: Problem) -> tuple[StageCost, ...]:

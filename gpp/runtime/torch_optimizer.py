@@ -12,8 +12,8 @@ from typing import Any, Self, final
 import torch
 
 from gpp.errors import InvalidConfig
-from gpp.optimizers import AbstractOptimizer
-from gpp.settings import NotNegative
+from gpp.optimizers import AbstractOptimizer, told
+from gpp.settings import NotNegative, Share
 
 RATE_SHARE = "rate_share"
 """Key of a parameter group: its learning rate over that of the optimizer; 1 where there is none."""
@@ -44,10 +44,12 @@ class Group:
     Args:
         names: their full names.
         values: the optimizer's settings by name, and what else the group was given (a class may read it), as JSON values.
+        share: of the bytes of all trained parameters.
     """
 
     names: tuple[str, ...]
     values: dict[str, Any]
+    share: Share = 1.0
 
 
 @final
@@ -72,8 +74,21 @@ class TorchOptimizer(AbstractOptimizer):
     whole: bool = False
 
     @property
-    def kind(self) -> str:
+    def name(self) -> str:
         return self.path
+
+    @property
+    def kind(self) -> str:
+        return "; ".join(f"{told(self.path, part._defaults())} {share:.0%}" for share, part in self.parts)
+
+    @property
+    def parts(self) -> tuple[tuple[float, TorchOptimizer], ...]:
+        alike: dict[str, tuple[float, TorchOptimizer]] = {}
+        for group in self.groups:
+            part = replace(self, groups=(group,))
+            share, first = alike.get(name := told(self.path, part._defaults()), (0.0, part))
+            alike[name] = share + group.share, first
+        return tuple(alike.values())
 
     @property
     def momentum_factor(self) -> float:
@@ -95,7 +110,7 @@ class TorchOptimizer(AbstractOptimizer):
         return not self.whole
 
     def build(self, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer with the settings of the first group: for time and memory, to which others make no difference."""
+        """The optimizer with the settings of the first group: for times and bytes, which are asked of each of `parts`."""
         return self._class()(list(params), **self._defaults())
 
     def build_named(self, params: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:

@@ -52,7 +52,7 @@ def test_every_strategy_has_its_line_whatever_becomes_of_it() -> None:
     best = best_of(found).own
     assert best is not None and best.strategy == "graphpipe" and best.predicted and best.predicted.events
     told = compared_dicts(found, None, None)
-    assert (told[3]["objective"], told[3]["objective_s"]) == ("0.0125 s a micro-batch for the slowest stage", 0.0125)
+    assert (told[3]["objective"], told[3]["objective_s"]) == ("12.5 ms a micro-batch for the slowest stage", 0.0125)
     assert told[1]["objective"] is None and told[1]["objective_s"] is None
     assert [line.cells()["own objective"] for line in strategy_lines(found, None)] == ["–", "–", "–", "12.5 ms"]
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gpp import SGD, Planning, Run, capture_model, parallelize
 from gpp.capture.build import capture
@@ -158,6 +159,11 @@ class OwnGenerator(Plain):
         return 2 * h if self.random.random() < 0.3 else h
 
 
+class Checkpointed(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(checkpoint(self.a, x, use_reentrant=True))
+
+
 class Seeded(Plain):
     def between(self, h: Tensor) -> Tensor:
         torch.manual_seed(0)
@@ -267,6 +273,7 @@ def captured_of(model: nn.Module) -> Captured:
             OwnGenerator,
             r"generator of its own draws.*the generator random draws at .*: return 2 \* h if self\.random.*Fix: draw by",
         ),
+        (Checkpointed, r"the checkpoint at .*test_faithful\.py:\d+: .* inside none\. Fix: say use_reentrant=False"),
         (Seeded, r"the seed that is set at .*test_faithful\.py:\d+: torch\.manual_seed\(0\)\. Fix: draw once outside"),
         (
             Generated,
@@ -280,11 +287,13 @@ def captured_of(model: nn.Module) -> Captured:
         "numpy",
         "average",
         "generator",
+        "checkpoint",
         "seed",
         "torch generator",
         "cache",
     ],
 )
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_what_would_be_lost_is_refused_with_its_line_and_the_fix(make: Callable[[], nn.Module], words: str) -> None:
     with pytest.raises(CaptureError, match=words):
         captured_of(make())

@@ -10,6 +10,7 @@ from gpp.capture import kept_profile as kept
 from gpp.capture import profiler
 from gpp.capture.build import capture
 from gpp.graph.coarsen.coarsen import coarsen
+from gpp.optimizers import SGD
 
 DEVICE = Device(kind="cpu", memory_bytes=1e9, peak_flop_per_s={"float32": 1e11}, memory_bandwidth_bytes_per_s=1e10)
 
@@ -80,27 +81,18 @@ def test_equal_layers_are_timed_once(captured, monkeypatch):
     assert len(seen) <= 3 * (graph.num_ops - 2)  # three rounds
 
 
-class Sgd:
-    """A stand-in with what the profiler asks for."""
-
-    kind = "Sgd"
-
-    def build(self, params):
-        return torch.optim.SGD(params, lr=0.1)
-
-
 def test_measured_once_then_read(captured, tmp_path, monkeypatch):
     graph = coarsen(captured.graph, 4)
     cost = Profiled(cache_dir=str(tmp_path), budget_s=0.1)
-    first = kept.measured(cost, captured, graph, largest=4, optimizer=Sgd())
+    first = kept.measured(cost, captured, graph, largest=4, optimizer=SGD(lr=0.1))
     assert first.profiles[0].sample_counts == (1, 2, 4)
-    assert first.profiles[0].setting.optimizer == "Sgd"
+    assert first.profiles[0].setting.optimizer == "SGD"
     assert 0 < first.update_s(1e6, DEVICE) < 1.0
     assert (first.op_times(graph, 3, DEVICE).forward_s > 0).all()
     with monkeypatch.context() as no_more:
         no_more.setattr(kept, "profile", lambda *args, **kwargs: pytest.fail("measured again"))
-        assert kept.measured(cost, captured, graph, largest=2, optimizer=Sgd()) == first
-    assert kept.measured(cost, captured, graph, largest=8, optimizer=Sgd()).profiles[0].sample_counts == (1, 2, 4, 8)
+        assert kept.measured(cost, captured, graph, largest=2, optimizer=SGD(lr=0.1)) == first
+    assert kept.measured(cost, captured, graph, largest=8, optimizer=SGD(lr=0.1)).profiles[0].sample_counts == (1, 2, 4, 8)
 
 
 def test_a_profile_that_holds_no_more_is_taken_again(captured, tmp_path, monkeypatch):

@@ -61,6 +61,7 @@ def test_a_copied_plan_has_each_copy_on_devices_of_its_own(captured: Captured) -
 
 
 def test_sizes_that_do_not_fit_are_refused(captured: Captured) -> None:
-    for minibatch_size, microbatch_size in ((8, None), (12, 4)):
-        with pytest.raises(InvalidConfig, match=r"microbatch_size=.*: must be 3, the only size that OnlyThree runs at"):
+    only = "must be 3, the only size that OnlyThree runs at"
+    for minibatch_size, microbatch_size, rule in ((8, None, only), (12, 4, only), (8, 3, "must divide minibatch_size=8")):
+        with pytest.raises(InvalidConfig, match=f"microbatch_size=.*: {rule}"):
             gpp.problem(captured, gpp.local(num_devices=2), minibatch_size=minibatch_size, microbatch_size=microbatch_size)

@@ -56,7 +56,7 @@ def test_equal_blocks_are_dealt_out_equally() -> None:
     plan = asynchronous().plan(problem)
     assert [len(stage.ops) for stage in plan.stages] == [2, 2, 2, 2]
     assert asynchronous().predict(plan, problem).metrics.iteration_s == pytest.approx(16 * 2 * 3)
-    assert re.match(r"own objective: 96 s a mini-batch; depth 4, width 1, micro-batch 4 \(4 a mini-batch\)", plan.explanation[0])
+    assert re.match(r"own objective: 96.0 s a mini-batch; depth 4, width 1, micro-batch 4 \(4 a mini-batch\)", plan.explanation[0])
 
 
 @pytest.mark.parametrize("strategy", [asynchronous(), synchronous()], ids=lambda s: s.name)

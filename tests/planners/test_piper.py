@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from contextlib import suppress
 
 import pytest
@@ -11,6 +12,7 @@ from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.errors import Infeasible
 from gpp.graph.op_graph import mask_of
+from gpp.graph.random_graphs import random_dag
 from gpp.plan.build import make_plan
 from tests.support.chain_objectives import piper_s
 from tests.support.long import thinned
@@ -51,6 +53,37 @@ def _all_chains(problem, order, b, search):
                     with suppress(Infeasible):
                         plan.validate(problem)
                         yield piper_s(plan, problem, search.link)
+
+
+@pytest.mark.parametrize("num_ops", [4, 5, 6])
+def test_what_is_said_to_need_least_memory_does(num_ops):
+    """Of all chains over all orders of the operators, with all replicas and micro-batches, by the bill of the plan alone."""
+    graph = random_dag(num_ops, num_ops, skew=1.0)
+    problem = Problem(graph=graph, cluster=cluster(3, 1e4), cost=Constant(), minibatch_size=4, optimizer_state_factor=2.0)
+    least = min(
+        max(plan.device_memory(problem, {s: stage.in_flight for s, stage in enumerate(plan.stages)}).values())
+        for parts in _all_parts(graph, 3, frozenset())
+        for b in (1, 2, 4)
+        if all(b % replicas == 0 for _, replicas in parts)
+        for plan in [make_plan(problem, "x", parts, b, chain=True, ordered=True)]
+    )
+    with pytest.raises(Infeasible) as refused:
+        Strategy(name="test", planner=Piper(), schedule=OneFOneB()).plan(problem)
+    named = float(re.search(r"cluster\.memory_bytes=(\S+)\)", str(refused.value))[1])
+    assert least <= named <= least * 1.006  # to half a per cent, and rounded up
+
+
+def _all_parts(graph, devices, done):
+    """Every chain of operators with devices, after those that are done."""
+    rest = sorted(set(range(graph.num_ops)) - done)
+    if not rest:
+        yield []
+    for ops in itertools.chain.from_iterable(itertools.combinations(rest, size) for size in range(1, len(rest) + 1) if devices):
+        held = done | {*ops}
+        if all(t.producer in held for t in graph.tensors for consumer in t.consumers if consumer in ops):
+            for replicas in range(1, devices + 1):
+                for parts in _all_parts(graph, devices - replicas, held):
+                    yield [(mask_of(ops), replicas), *parts]
 
 
 def test_tensor_parallel_degrees_are_used_where_they_are_declared():

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from gpp.capture.faithful.numbers import Numbers, differing, flat, listed, off, plain
-from gpp.capture.faithful.seen import hooked_lines, line_of, seeded_lines, standing_hooks
+from gpp.capture.faithful.seen import cut_lines, hooked_lines, line_of, seeded_lines, standing_hooks
 from gpp.capture.faithful.sides import SEED, Graph, Own, Unknown
 from gpp.capture.kept import Change, advanced, random_states, seed_all, seed_python
 from gpp.capture.user_lines import REWRITE
@@ -44,6 +44,7 @@ _STATE = (
 _DRAW = "draw by torch, as in torch.rand(()), and choose by torch.where"
 _SEED = "draw once outside of the forward, and keep the numbers in a buffer"
 _HOOK = "write its effect into the forward (h = 2 * h - h.detach() doubles the gradient of h), or into the loss"
+_CUT = "say use_reentrant=False, which gives them theirs"
 
 
 class _Cause(NamedTuple):
@@ -105,7 +106,7 @@ class _Check:
         """
         own, graph = self.own, Graph(self.captured, self.own)
         own.random = graph.module.has_random
-        with hooked_lines() as lines, seeded_lines() as seeds:
+        with hooked_lines() as lines, seeded_lines() as seeds, cut_lines() as cuts:
             numbers = self._finite()
         if seeds and own.random:
             # Their states are replayed here, so that no number differs.
@@ -131,10 +132,11 @@ class _Check:
             *self._of_changes(changes),
             *self._of_draws(drew),
         ]
-        if differences and not causes and (drawn := graph.draws.unlike(own.draws)):
+        if differences and not causes and not cuts and (drawn := graph.draws.unlike(own.draws)):
             raise Unknown(f"it calls {drawn} for random numbers that it does not use. Fix: remove that call")
         if differences:
-            self._refuse(differences, causes)
+            where = "none of whose inputs needs a gradient, so that PyTorch gives the parameters inside none"
+            self._refuse(differences, [*(_Cause(f"the checkpoint at {line}, {where}", _CUT) for line in cuts), *causes])
         if drew and self._draws_matter(seed_python):
             self._refuse(["the loss depends on what Python draws"], causes[-len(drew) :])
         if any(change.draws for change in changes) and self._draws_matter(own.kept.reseed):

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
 
 from gpp.capture.user_lines import is_users, where
@@ -69,6 +70,22 @@ def hooked_lines() -> Iterator[list[str]]:
         return mock.patch.object(Tensor, name, register)
 
     with noting("register_hook"), noting("register_post_accumulate_grad_hook"):
+        yield lines
+
+
+@contextlib.contextmanager
+def cut_lines() -> Iterator[list[str]]:
+    """The user's lines with a reentrant checkpoint whose inputs need no gradient: PyTorch gives the parameters inside none."""
+    lines: list[str] = []
+    own = checkpointing.check_backward_validity
+
+    def check(inputs: Any) -> None:
+        inputs = tuple(inputs)
+        if not any(isinstance(one, Tensor) and one.requires_grad for one in inputs):
+            lines.append(where(traceback.extract_stack()))
+        own(inputs)
+
+    with mock.patch.object(checkpointing, "check_backward_validity", check):
         yield lines
 
 

@@ -48,6 +48,7 @@ from gpp.planners.common.incumbent import MARGIN
 from gpp.planners.common.infeasible import explain_marked
 from gpp.planners.common.linear_orders import depth_first_order
 from gpp.program.kinds import FORWARD, PASS, pass_seconds
+from gpp.quantities import seconds
 from gpp.settings import settings
 from gpp.stage import Stage
 
@@ -81,7 +82,7 @@ class LayerPipe(AbstractPlanner):
         # Planners are asked for many mini-batches at once; memory is that of one.
         minibatch = problem.minibatch_size // problem.regime.minibatches
         run, too_large = replace(problem, minibatch_size=minibatch, regime=replace(problem.regime, minibatches=1)), None
-        for seconds, placed, plan in self._plans(problem, layers):
+        for layers_s, placed, plan in self._plans(problem, layers):
             try:
                 replace(plan, minibatch_size=minibatch).validate(run)
             except Infeasible as error:
@@ -89,7 +90,7 @@ class LayerPipe(AbstractPlanner):
                 continue
             found = predict(plan).metrics.iteration_s
             if found < best_s * MARGIN:
-                busy = loads(seconds, placed, problem.cluster.num_devices)
+                busy = loads(layers_s, placed, problem.cluster.num_devices)
                 best, best_s, slowest, balanced = plan, found, max(busy), sum(busy) / len(busy)
         if best is None and too_large:
             raise explain_marked(run, self._that_fits, too_large, too_large.constraint)
@@ -99,7 +100,7 @@ class LayerPipe(AbstractPlanner):
         helped = sum(bool(stage.adding) for stage in best.stages)
         divided = sum(bool(helpers_of(stage).input_share) for stage in best.stages)
         lines = (
-            f"own objective: {objective}; {balanced:.6g} s if all had equally much to do",
+            f"own objective: {objective}; {seconds(balanced)} if all had equally much to do",
             f"{len(layers)} layers in {len(best.stages)} stages; helpers make the gradients of the weights of {helped}, and "
             f"those of the inputs of {divided}, whole or in part",
         )
@@ -110,8 +111,8 @@ class LayerPipe(AbstractPlanner):
     ) -> Iterator[tuple[Sequence[Layer], Sequence[Placed], Plan]]:
         """Seconds and processors of the layers, and the plan of it, for every micro-batch size."""
         for b in problem.microbatch_sizes():
-            seconds = [_seconds(problem, layer, b) for layer in layers]
-            yield seconds, *self._dealt(problem, layers, seconds, b)
+            layers_s = [_seconds(problem, layer, b) for layer in layers]
+            yield layers_s, *self._dealt(problem, layers, layers_s, b)
 
     def _that_fits(self, problem: Problem) -> Plan:
         """The first plan that fits, of a problem of one mini-batch.

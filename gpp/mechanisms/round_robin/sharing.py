@@ -21,7 +21,7 @@ class RoundRobinSharing(AbstractSharing):
         half = max(problem.minibatch_size // 2, 1)
         fix = "strategy.weights.accumulation=2" if problem.microbatch_size is None else f"microbatch_size={half}"
         rule = "one micro-batch a mini-batch leaves nothing to take in turn"
-        fix = f"set {fix} (a multiple of the replicas), or {RoundRobin.without}"
+        fix = f"set {fix}, so that the replicas divide the micro-batches of a mini-batch, or {RoundRobin.without}"
         raise InvalidConfig("strategy.replicas", RoundRobin.name, rule, fix)
 
     def chosen(self, plan: Plan, problem: Problem) -> Plan:

@@ -64,11 +64,12 @@ class Inference(AbstractMode):
             raise InvalidConfig("resume", e.resume, rule, f"set load_weights={e.resume}")
         if e.loss_scope == "minibatch":
             raise InvalidConfig("loss.scope", "minibatch", "mode=inference computes no loss", "leave loss.scope out")
-        for name, fix in (("autocast", None), ("compile", None), ("launch", "local"), ("enforce_memory", False)):
-            value = getattr(e.engine, name, fix)
-            if value != fix:
+        for name, off in (("autocast", None), ("compile", None), ("launch", "local"), ("enforce_memory", False)):
+            value = getattr(e.engine, name, off)
+            if value != off:
                 rule = "is for training; mode=inference runs what was captured, on workers that this process starts"
-                raise InvalidConfig(f"engine.{name}", value, rule, f"leave engine.{name} out")
+                alone = ", and start python run.py without a launcher" if name == "launch" else ""
+                raise InvalidConfig(f"engine.{name}", value, rule, f"leave engine.{name} out{alone}")
 
     def _check_elsewhere(self, e: RunSettings) -> None:
         rate = e.engine.arrival_rate if isinstance(e.engine, AbstractServer) else None

@@ -36,7 +36,7 @@ class TensorParallelJobPart(AbstractJobPart):
         optimizer = restore(settings.optimizer)
         if not optimizer.elementwise:
             rule = f"looks at a whole weight to update any of its numbers, and {who}, which have parts of it"
-            raise InvalidConfig("optimizer", optimizer.kind, rule, f"use one like gpp.Adam, or {without}")
+            raise InvalidConfig("optimizer", optimizer.name, rule, f"use one like gpp.Adam, or {without}")
         for team in teams(plan):
             orders = {tuple(a[:3] for a in job.program.actions[device] if a.kind in COMPUTE) for device in team}
             if len(orders) > 1:

@@ -23,6 +23,7 @@ from gpp.graph.op_graph import OpGraph, Variant
 from gpp.mechanisms.tensor_parallel.stage import TensorParallel
 from gpp.plan.plan import Plan
 from gpp.planners.base import AbstractPlanner, AbstractSearch, Predict
+from gpp.quantities import seconds
 
 
 class TensorParallelSearch(AbstractSearch):
@@ -44,7 +45,7 @@ class TensorParallelSearch(AbstractSearch):
         if not found:
             raise lacking or Infeasible("no plan fits", "more devices or memory")
         best = min(found, key=lambda degree: (found[degree][1], degree))
-        tried = ", ".join(f"{seconds:.6g} s with {degree}" for degree, (_, seconds) in sorted(found.items()))
+        tried = ", ".join(f"{seconds(took)} with {degree}" for degree, (_, took) in sorted(found.items()))
         plan = found[best][0]
         if len(found) == 1:
             return plan
@@ -87,13 +88,12 @@ class Split:
 def splits(problem: Problem) -> Iterator[Split]:
     """The degrees at which the whole model can be split: all operators declare them, and teams fit into the nodes.
 
-    Only with weights that drain: no other run splits operators. A weight that several operators read could be cut from one of its
-    readers, so none may be.
+    A weight that several operators read could be cut from one of its readers, so none may be.
     """
     graph, cluster = problem.graph, problem.cluster
     degrees = set.intersection(*({v.degree for v in op.variants if not v.recompute} for op in graph.ops)) - {1}
     shared = any(readers.bit_count() > 1 for readers in graph.readers.values())
-    if not problem.regime.weights.flushes or not cluster.homogeneous or shared:
+    if not problem.shares_operators or not cluster.homogeneous or shared:
         return
     for degree in sorted(degrees):
         teams = [cluster.nodes[i : i + degree] for i in range(0, cluster.num_devices, degree)]

@@ -68,7 +68,7 @@ def extrapolation(optimizer: AbstractOptimizer, rule: Predictor) -> Extrapolatio
     """
     if (cost := _COSTS.get(type(optimizer))) is None:
         lacks = "has steps that nothing is known of, and weights are to be predicted along them"
-        raise InvalidConfig("optimizer", optimizer.kind, lacks, "use gpp.SGD or gpp.Adam, or other weights")
+        raise InvalidConfig("optimizer", optimizer.name, lacks, "use gpp.SGD or gpp.Adam, or other weights")
     return cost(optimizer, rule)
 
 

@@ -73,6 +73,7 @@ from gpp.plan.plan import Plan
 from gpp.planners.bounds.bound_tables import ROUNDING, BoundTables
 from gpp.planners.bounds.line import CELLS, PathBound
 from gpp.planners.bounds.ways import all_before, longest_behind, longest_to, producers_of
+from gpp.quantities import seconds
 
 PRECISION = 1.002
 """The bisection ends when its ends are this close."""
@@ -168,7 +169,7 @@ class Bound:
     def text(self, iteration_s: float) -> str:
         """The certificate of a plan in a line."""
         gap = f"at most {100 * self.gap(iteration_s):.1f} % from optimal"
-        return f"{gap}: no plan takes less than {self.iteration_s:.4g} s ({self.binding})"
+        return f"{gap}: no plan takes less than {seconds(self.iteration_s)} ({self.binding})"
 
 
 def lower_bound(problem: Problem, *, spares: bool = False) -> Bound:

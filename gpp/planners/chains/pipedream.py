@@ -97,7 +97,7 @@ class PipeDream(AbstractPlanner):
         """The chain whose slowest stage or message takes the least time.
 
         >>> str(PipeDream().plan(problem, predict).objective)
-        '3 s a micro-batch for the slowest stage'
+        '3.00 s a micro-batch for the slowest stage'
         """
         if self.compatible and self.released is not None:
             return self.released.plan(self, problem, predict)

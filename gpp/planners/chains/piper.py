@@ -143,7 +143,7 @@ class PiperSearch(AbstractChainSearch):
             replication=settings.replication,
             prune=settings.prune,
         )
-        self.degrees = self._degrees(settings.tensor_parallel)
+        self.degrees = self._degrees(settings.tensor_parallel and problem.shares_operators)
         self._menus: dict[tuple[int, int], _Menu] = {}
         self._known: dict[tuple[int, int, int], np.ndarray] = {}
 

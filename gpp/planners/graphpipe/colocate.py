@@ -186,7 +186,7 @@ class _Walks:
                     self._round(b, rounds + number, start, THRESHOLDS[1], passes, deals=not self.apart)
 
     def _others(self, b: int) -> list[State]:
-        """Where further rounds begin: at devices divided among branches; where devices keep to a stage, at other sizes' best plans."""
+        """Where further rounds begin: at devices divided among branches; with one stage a device at other sizes' best plans."""
         costs = self.incumbent.assessor.costs
         if not self.apart:
             return [divided(costs, order, b) for order in self.orders]

@@ -4,10 +4,13 @@ import itertools
 import json
 import random
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gpp import DoubleBuffer, Flush, GPipe, NoFlush, OneFOneB, PipeDream, Plan, Sequential, Stash, Strategy, VerticalSync
+from gpp.app.forms import Forms
 from gpp.cost.holding import EVERYTHING
 from gpp.cost.problem import Problem
 from gpp.cost.regime import Regime
@@ -195,11 +198,12 @@ def test_a_share_is_rounded_up() -> None:
 def test_what_cannot_be_dealt_out_is_refused() -> None:
     prob = problem(chain(1), 3, 8)
     plan = make_plan(prob, "test", [(1, 3)], 2, sharing=IN_TURN)
-    with pytest.raises(
-        InvalidPlan,
-        match=r"3 replicas have micro-batches in turn, and must divide the 4 of a mini-batch.*accumulation=3.*replicas=split",
-    ):
+    with pytest.raises(InvalidPlan, match=r"3 replicas have .* the 4 of a mini-batch.*a multiple of 3.*mechanisms\.round_robin"):
         plan.validate(prob)
+    forms: Any = SimpleNamespace(_job=SimpleNamespace(plan=plan, captured=SimpleNamespace(batch=None)))
+    with pytest.raises(InvalidConfig, match=r"batch=7: must make a multiple of 3 micro-batches of 2.*replicas=split"):
+        Forms._check_size(forms, 7)
+    Forms._check_size(forms, 6)
     # More replicas than samples of a micro-batch are fine in turn, and none to split.
     turns = make_plan(problem(chain(1), 4, 8), "test", [(1, 4)], 2, sharing=IN_TURN)
     turns.validate(problem(chain(1), 4, 8))

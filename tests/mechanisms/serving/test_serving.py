@@ -95,6 +95,7 @@ def test_four_branches_on_three_workers_answer_as_the_users_module(tmp_path: Pat
         (("strategy/schedule=gpipe",), ("strategy.schedule", "forwards only", "leave strategy/schedule out")),
         (("engine=torch_pipelining", "strategy=even"), ("mode=inference", "trains only", "engine=distributed")),
         (("engine.autocast=bfloat16",), ("engine.autocast", "is for training", "leave engine.autocast out")),
+        (("engine.launch=external",), ("engine.launch", "is for training", "start python run.py without a launcher")),
         (("resume=outputs/nowhere",), ("resume", "only reads weights", "load_weights=outputs/nowhere")),
         (("engine.buffers=0",), ("engine.buffers=0", "at least 1")),
         (("engine.arrival_rate=-1",), ("engine.arrival_rate", "positive number")),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpp import Analytical, Cluster, Even, GraphPipe, Link, OneFOneB, Piper, Plan, Strategy
+from gpp import Adam, Analytical, Cluster, Even, GraphPipe, Link, Muon, OneFOneB, Piper, Plan, Strategy
 from gpp.cost.models.constant import Constant
 from gpp.cost.problem import Problem
 from gpp.cost.stage import StageCost
@@ -79,6 +79,14 @@ def test_graphpipe_splits_operators_where_that_is_faster() -> None:
         assert any(stage.devices_per_replica > 1 for stage in plan.stages) == helps
         assert seconds < plain_s if helps else plan.stages == plain.stages
         assert plan.explanation[-1].startswith("tensor parallelism: ")
+
+
+@pytest.mark.parametrize("planner", [Piper(), GraphPipe(colocate="never", tensor_parallel=True)], ids=["piper", "graphpipe"])
+def test_no_operator_is_split_where_an_update_looks_at_whole_weights(planner: AbstractPlanner) -> None:
+    problem = replace(gpt(4, FAST), microbatch_size=1, minibatch_size=1)
+    for optimizer in (Adam(lr=0.1), Muon(lr=0.1)):
+        plan, _ = planned(planner, replace(problem, optimizer=optimizer))
+        assert any(stage.devices_per_replica > 1 for stage in plan.stages) == optimizer.elementwise
 
 
 @pytest.mark.parametrize(("branches", "length"), [(1, 5), (2, 3), (3, 2)])
