@@ -65,7 +65,7 @@ class AroundSteps:
 
 
 def told(name: str, settings: Mapping[str, Any]) -> str:
-    """A name and the settings that are on: a number takes the time of any other but 0, and a rate that of all."""
+    """A name and the settings that are on. Any number but 0 takes the same time as any other, and no rate matters."""
     on = {key: value for key, value in settings.items() if value and key != "lr"}
     return " ".join([name, *(f"{key}={value}" if isinstance(value, str) else key for key, value in on.items())])
 

@@ -273,7 +273,7 @@ def captured_of(model: nn.Module) -> Captured:
             OwnGenerator,
             r"generator of its own draws.*the generator random draws at .*: return 2 \* h if self\.random.*Fix: draw by",
         ),
-        (Checkpointed, r"the checkpoint at .*test_faithful\.py:\d+: .* inside none\. Fix: say use_reentrant=False"),
+        (Checkpointed, r"the checkpoint at .*test_faithful\.py:\d+: .* inside none\. Fix: set use_reentrant=False"),
         (Seeded, r"the seed that is set at .*test_faithful\.py:\d+: torch\.manual_seed\(0\)\. Fix: draw once outside"),
         (
             Generated,

@@ -44,7 +44,7 @@ _STATE = (
 _DRAW = "draw by torch, as in torch.rand(()), and choose by torch.where"
 _SEED = "draw once outside of the forward, and keep the numbers in a buffer"
 _HOOK = "write its effect into the forward (h = 2 * h - h.detach() doubles the gradient of h), or into the loss"
-_CUT = "say use_reentrant=False, which gives them theirs"
+_CUT = "set use_reentrant=False, which gives them gradients"
 
 
 class _Cause(NamedTuple):

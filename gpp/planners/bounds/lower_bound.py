@@ -60,6 +60,7 @@ Departures: none; there is no publication. Transfers are taken as free but in 9:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, final
@@ -167,9 +168,11 @@ class Bound:
         return max(0.0, iteration_s / self.iteration_s - 1.0) if self.iteration_s > 0 else 0.0
 
     def text(self, iteration_s: float) -> str:
-        """The certificate of a plan in a line."""
-        gap = f"at most {100 * self.gap(iteration_s):.1f} % from optimal"
-        return f"{gap}: no plan takes less than {seconds(self.iteration_s)} ({self.binding})"
+        """The certificate of a plan in a line: rounding promises no more than is proved."""
+        gap = f"at most {math.ceil(1000 * self.gap(iteration_s) - 1e-6) / 10:.1f} % from optimal"
+        unit = 10.0 ** (math.floor(math.log10(self.iteration_s)) - 2) if self.iteration_s > 0 else 1.0
+        least = seconds(math.floor(self.iteration_s / unit) * unit)
+        return f"{gap}: no plan takes less than {least} ({self.binding})"
 
 
 def lower_bound(problem: Problem, *, spares: bool = False) -> Bound:
