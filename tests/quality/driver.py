@@ -89,7 +89,7 @@ def _bound_s(words: tuple[str, ...], strategy: Any, problem: Any, plan: Any) -> 
     from gpp.errors import Infeasible
     from gpp.planners.bounds.lower_bound import lower_bound
 
-    if strategy.schedule.unbounded:
+    if getattr(strategy.schedule, "unbounded", True):  # commits before 27 November have no such word
         return None
     spares = bool(strategy.memory.ways) or strategy.planner.marks
     key = (*words, str(spares))
