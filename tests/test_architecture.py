@@ -298,9 +298,17 @@ def test_planning_modules_leave_torch_alone() -> None:
         "gpp.mechanisms.precision.asked, gpp.mechanisms.shared_state.asked, gpp.mechanisms.weight_versions.pipeoptim, "
         "gpp.mechanisms.weight_versions.job, gpp.mechanisms.weight_versions.lowering"
     )
-    code = f"import sys, {modules}; print([m for m in ('torch', 'hydra', 'wandb', 'scipy') if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert out.stdout.strip() == "[]"
+    assert loaded_with(modules) <= {"numpy", "pydantic"}
+
+
+def test_the_command_line_begins_with_little() -> None:
+    assert not loaded_with("gpp.app.cli")
+
+
+def loaded_with(modules: str) -> set[str]:
+    """Which of the large packages are there once some modules are imported."""
+    code = f"import sys, {modules}; print(*{{'torch', 'hydra', 'wandb', 'scipy', 'numpy', 'pydantic'}} & {{*sys.modules}})"
+    return {*subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()}
 
 
 def test_each_class_has_a_name_of_its_own() -> None:

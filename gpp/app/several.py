@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpp.errors import InvalidConfig
-from gpp.runtime.engine import AbstractEngine
+
+if TYPE_CHECKING:  # the command line asks for the modes alone
+    from gpp.runtime.engine import AbstractEngine
 
 SEVERAL: Final = ("compare", "max_batch")
 """Modes that plan with each of `strategies`."""
