@@ -158,7 +158,8 @@ def test_listed_seconds_are_those_of_a_sample(tmp_path: Path) -> None:
     other = Constant().op_times(graph, 4, device)
     assert [times.forward_s[1], times.backward_s[1]] == [8.0, 20.0]
     assert [times.forward_s[0], times.backward_s[2]] == [other.forward_s[0], other.backward_s[2]]
-    for table, says in (({"op1": {"forward_s": -1, "backward_s": 1}}, "forward_s"), (TABLE, "no operator of this name")):
+    wrong = ({"op1": {"forward_s": -1, "backward_s": 1}}, "forward_s"), ({"op1": {"forward_s": 1}}, "backward_s")
+    for table, says in (*wrong, (TABLE, "no operator of this name")):
         (tmp_path / "seconds.json").write_text(json.dumps(table))
         with pytest.raises((InvalidConfig, InvalidFile), match=rf"cost\.path=.*{says}"):
             ListedSeconds(cost=Constant(), path=str(tmp_path / "seconds.json")).op_times(graph, 4, device)
@@ -204,6 +205,8 @@ def test_the_policy_has_the_closed_form_of_its_delay(delay: int) -> None:
     ("toy", "word", "field"),
     [
         ("split_slowest", "strategy.planner.slack=0.5", "strategy.planner.slack"),
+        ("eager_1f1b", "strategy.schedule.ahead=0", "strategy.schedule.ahead"),
+        ("equally_late", "strategy.weights.delay=1.5", "strategy.weights.delay"),
         ("listed_seconds", "cost.path=nowhere.json", "cost.path"),
         ("two_eyes", "model.depth=none", "model.depth"),
     ],

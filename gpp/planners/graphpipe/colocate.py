@@ -147,13 +147,13 @@ class _Walks:
                 self._round(b, number, start, THRESHOLDS[0] if len(start[1]) <= MANY else 0.0, PASSES[0])
                 if b in self.found:
                     break  # else the walk came to no plan that fits
-        best = self._best_sizes()
-        for number in range(min(rounds, SHORT) - len(sizes) if best or (sizes and self.incumbent.best is None) else 0):
-            if not best:  # nobody has found a plan that fits
-                b, turn = sizes[-1 - number % len(sizes)], number // len(sizes)
-                self._round(b, len(sizes) + number, starts[b][turn % len(starts[b])], THRESHOLDS[1], PASSES[1])
-                best = self._best_sizes()
-                continue
+        best, short, tried = self._best_sizes(), min(rounds, SHORT) - len(sizes), 0
+        while sizes and not best and self.incumbent.best is None and tried < short:  # nobody has found a plan that fits
+            b = sizes[-1 - tried % len(sizes)]
+            start = starts[b][tried // len(sizes) % len(starts[b])]
+            self._round(b, len(sizes) + tried, start, THRESHOLDS[1], PASSES[1])
+            best, tried = self._best_sizes(), tried + 1
+        for number in range(tried, short if best else 0):
             b = best[number % len(best)]
             turn = number // len(best)
             # Every other round goes on from the best of all rounds.
@@ -191,8 +191,7 @@ class _Walks:
         costs = self.incumbent.assessor.costs
         if not self.apart:
             return [divided(costs, order, b) for order in self.orders]
-        sizes = self._best_sizes()
-        best = [self.found[size][0][1] for size in sizes if size != b]
+        best = [self.found[size][0][1] for size in self._best_sizes() if size != b]
         return [state for state in best if all(own.bit_count() in costs.replicas[b] for own in state[1])]
 
     def _best_sizes(self) -> list[int]:
